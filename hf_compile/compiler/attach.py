@@ -1,0 +1,129 @@
+"""Make and undo: each act returns its undo, and one stack holds them all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from ..attention import register_attention
+from ..config import CompilationMode
+from ..counters import CompilationCounter
+from ..errors import UnsupportedModelError
+from ..plan import EncoderPlan, ModelPlan
+from .config_view import put_config_views
+from .region import Region, bind
+
+__all__ = ["Attached", "attach"]
+
+logger = logging.get_logger("transformers.hf_compile")
+
+_SLOT = "_compiled_call_impl"
+
+
+class Attached:
+    """A plan at work. Held by the compiled slots of the model, so that it lives as long as they do."""
+
+    def __init__(self, plan: ModelPlan) -> None:
+        self.plan = plan
+        self.counter = CompilationCounter()
+        self.regions: list[list[Region]] = []
+        self._undo = contextlib.ExitStack()
+
+    def detach(self) -> None:
+        """Take the model back to what it was, in reverse order."""
+        for regions in self.regions:
+            for region in regions:
+                while region.undos:
+                    region.undos.pop()()
+        self._undo.close()
+
+
+def attach(model: nn.Module, plan: ModelPlan, on_give_up: Callable[[], None]) -> Attached:
+    """Compile a model as planned; an exception on the way leaves it exactly as it was.
+
+    Args:
+        model: the model that was planned.
+        plan: what `make_plan` returned for it.
+        on_give_up: takes the model back to eager; called when a call shows that a declaration is wrong.
+    """
+    attached = Attached(plan)
+    with contextlib.ExitStack() as undo:
+        _set_aside_slots(model, plan, undo)
+        undo.callback(register_attention())
+        for encoder in plan.encoders:
+            if encoder.config.mode == CompilationMode.STOCK_TORCH_COMPILE:
+                _attach_stock(encoder, attached, undo)
+            else:
+                _attach_regions(encoder, attached, on_give_up, undo)
+        attached._undo = undo.pop_all()
+    return attached
+
+
+def _set_aside_slots(model: nn.Module, plan: ModelPlan, undo: contextlib.ExitStack) -> None:
+    """Take `module.compile()` off every module in or above an encoder, since it would run in place of our regions."""
+    inside = [module for encoder in plan.encoders for module in encoder.info.module.modules()]
+    above = [
+        module
+        for path, module in model.named_modules()
+        if any(encoder.info.path != path and (encoder.info.path + ".").startswith(path + "." if path else "") for encoder in plan.encoders)
+    ]
+    for module in {id(each): each for each in (*above, *inside)}.values():
+        slot = vars(module).get(_SLOT)
+        if slot is None:
+            continue
+        if getattr(slot, "hf_compile_region", None) is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} is compiled already, as part of another model; call uncompile_mm_encoder on that"
+            )
+        if any(module is each for each in above):
+            logger.warning(
+                f"{type(module).__name__}.compile() compiled the encoder with the rest; it is set aside until "
+                "uncompile_mm_encoder. Compile the language model by itself instead"
+            )
+        _put_slot(module, None, undo)
+
+
+def _put_slot(module: nn.Module, slot: Callable[..., Any] | None, undo: contextlib.ExitStack) -> None:
+    instance = vars(module)
+    had, before = _SLOT in instance, instance.get(_SLOT)
+
+    def restore() -> None:
+        if had:
+            instance[_SLOT] = before
+        else:
+            instance.pop(_SLOT, None)
+
+    undo.callback(restore)
+    instance[_SLOT] = slot
+
+
+def _attach_stock(encoder: EncoderPlan, attached: Attached, undo: contextlib.ExitStack) -> None:
+    module = encoder.info.module
+    compiled = torch.compile(module._call_impl, backend=encoder.backend, options=dict(encoder.config.options) or None)
+
+    def stock_call(*args: Any, **kwargs: Any) -> Any:
+        return compiled(*args, **kwargs)
+
+    stock_call.hf_compile_region = attached  # type: ignore[attr-defined]
+    _put_slot(module, stock_call, undo)
+    attached.regions.append([])
+
+
+def _attach_regions(
+    encoder: EncoderPlan, attached: Attached, on_give_up: Callable[[], None], undo: contextlib.ExitStack
+) -> None:
+    regions = []
+    for plan in encoder.regions:
+        region = Region(plan, encoder, attached.counter, on_give_up)
+        region.attached = attached  # type: ignore[attr-defined]
+        regions.append(region)
+        for module in plan.modules.values():
+            if plan.ragged:
+                undo.callback(put_config_views(module))
+            _put_slot(module, bind(region, module), undo)
+    attached.regions.append(regions)

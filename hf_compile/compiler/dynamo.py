@@ -1,0 +1,222 @@
+"""The one place that touches `torch._dynamo` and torch's private compile hooks."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._dynamo
+import torch._dynamo.config as dynamo_config
+import torch.fx.experimental._config as shapes_config
+from torch._dynamo.backends.registry import lookup_backend
+
+from ..config import DynamicShapesType
+from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .region import Region
+
+__all__ = ["compile_region", "is_forced_not_to_compile", "leaf_tensors", "marked"]
+
+# Torch refuses a further graph by itself beyond its own limit and warns in its own words; ours comes first.
+_TORCH_LIMIT_MARGIN = 2
+
+
+def compile_region(region: Region) -> Callable[..., Any]:
+    """Return `call(module, args, kwargs)`, compiled as one full graph under the region's own code object.
+
+    Torch's cache, limits, logs and profiles are kept per code object: each region has its own, named after its class.
+    """
+    name = re.sub(r"\W", "_", region.plan.class_name)
+    code = _trampoline.__code__.replace(co_name=name, co_qualname=name) if _HAS_QUALNAME else _trampoline.__code__.replace(co_name=name)
+    own = types.FunctionType(code, _trampoline.__globals__, name)
+    call = torch.compile(
+        own,
+        backend=_RegionBackend(region),
+        fullgraph=True,
+        dynamic=None,
+        recompile_limit=region.config.recompile_limit + _TORCH_LIMIT_MARGIN,
+        isolate_recompiles=True,
+    )
+    if call is own:  # TORCHDYNAMO_DISABLE=1
+        return call
+    _put_trace_door(call, region)
+    return call
+
+
+def _trampoline(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return type(module).forward(module, *args, **kwargs)
+
+
+_HAS_QUALNAME = hasattr(_trampoline.__code__, "co_qualname")  # Python 3.11
+
+
+class _RegionBackend:
+    """The backend, told to the region graph by graph. Torch keeps backends alive, so the region is held weakly."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = weakref.ref(region)
+        self.options = dict(region.config.options)
+        self.backend = region.backend
+
+    def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        region = self.region()
+        if region is not None:
+            region.saw_graph(_graph_inputs(graph_module))
+        keywords: dict[str, Any] = {}
+        if self.options:
+            keywords = {"config_patches": self.options} if self.backend == "inductor" else {"options": self.options}
+        backend = lookup_backend(self.backend) if isinstance(self.backend, str) else self.backend
+        return backend(graph_module, example_inputs, **keywords)
+
+
+class _TraceDoor:
+    """Stands before Dynamo's frame conversion, which runs only when no graph fits the call.
+
+    So marks and config patches cost nothing on the calls that find their graph.
+    """
+
+    def __init__(self, region: Region, convert: Any) -> None:
+        self.region = weakref.ref(region)
+        self._torchdynamo_orig_backend = convert  # the attribute by which torch walks to the innermost backend
+
+    def __call__(self, frame: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
+        def convert() -> Any:
+            return self._torchdynamo_orig_backend(frame, *args, skip=skip + 3, **kwargs)
+
+        region = self.region()
+        if region is None:
+            return convert()
+        values = frame.f_locals
+        return region.trace(values["module"], values["args"], values["kwargs"], convert)
+
+
+def _put_trace_door(call: Any, region: Region) -> None:
+    from torch._dynamo.convert_frame import CatchErrorsWrapper
+
+    for cell in call.__closure__ or ():
+        if isinstance(cell.cell_contents, CatchErrorsWrapper):
+            cell.cell_contents._torchdynamo_orig_backend = _TraceDoor(region, cell.cell_contents._torchdynamo_orig_backend)
+            return
+    raise RuntimeError(  # a later torch: the tests run this on every supported version
+        f"torch {torch.__version__} builds its compile wrapper in a way that hf_compile does not know; use a torch "
+        "version named in the README, or report this"
+    )
+
+
+def is_forced_not_to_compile() -> bool:
+    """Say whether the user asked torch to raise rather than compile again."""
+    from torch._dynamo import eval_frame
+
+    return bool(eval_frame._stance.stance == "fail_on_recompile")
+
+
+@contextlib.contextmanager
+def marked(
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    shapes: DynamicShapesType,
+    declared: Mapping[str, Mapping[int, str | None]],
+    unbacked: Mapping[str, Mapping[int, str | None]],
+    static: Mapping[str, int],
+    broadcast: bool,
+) -> Iterator[None]:
+    """Mark the dims that vary, for one trace, and set the shape options of that trace.
+
+    Args:
+        tensors: name -> input; members of a container as `name[0]`.
+        declared, unbacked: argument -> dim -> shape id.
+        static: argument -> a dim that is to be fixed at its size.
+        broadcast: dim 0 of size 1 of any tensor but the first is there to broadcast, and stays fixed.
+
+    Raises:
+        ConfigurationError: a declared dim is out of range.
+    """
+    before = {name: set(vars(tensor)) for name, tensor in tensors.items()}
+    try:
+        for position, (name, tensor) in enumerate(tensors.items()):
+            argument = name.partition("[")[0]
+            if argument in declared or argument in unbacked:
+                _mark_declared(name, tensor, declared.get(argument, {}), unbacked.get(argument, {}))
+                continue
+            for dim, size in enumerate(tensor.shape):
+                fixed = size == 1 and (dim > 0 or (broadcast and position > 0))
+                if fixed or static.get(argument) == dim:  # a size-1 dim further right is there to broadcast
+                    continue
+                if shapes == DynamicShapesType.UNBACKED and dim == 0:
+                    torch._dynamo.decorators.mark_unbacked(tensor, dim)
+                else:
+                    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+        with (
+            shapes_config.patch(
+                backed_size_oblivious=shapes == DynamicShapesType.BACKED_SIZE_OBLIVIOUS, use_duck_shape=False
+            ),
+            dynamo_config.patch(suppress_errors=False, guard_nn_modules=True),
+        ):
+            yield
+    finally:  # marks are attributes of the caller's tensors
+        for name, tensor in tensors.items():
+            for attribute in set(vars(tensor)) - before[name]:
+                delattr(tensor, attribute)
+
+
+def _mark_declared(
+    name: str, tensor: torch.Tensor, declared: Mapping[int, str | None], unbacked: Mapping[int, str | None]
+) -> None:
+    for dims, is_unbacked in ((declared, False), (unbacked, True)):
+        for dim, shape_id in dims.items():
+            if not -tensor.dim() <= dim < tensor.dim():
+                raise ConfigurationError(
+                    f"dynamic_arg_dims[{name!r}]: dim {dim} is out of range; the tensor has {tensor.dim()} dims"
+                )
+            if is_unbacked or shape_id is not None:
+                torch._dynamo.decorators.mark_unbacked(tensor, dim % tensor.dim(), shape_id=shape_id)
+            else:
+                torch._dynamo.mark_dynamic(tensor, dim % tensor.dim())
+
+
+def leaf_tensors(arguments: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return name -> plain tensor of a call, containers looked into."""
+    found: dict[str, torch.Tensor] = {}
+
+    def walk(name: str, value: Any) -> None:
+        if type(value) is torch.Tensor:
+            found[name] = value
+        elif isinstance(value, (tuple, list)):
+            for index, member in enumerate(value):
+                walk(f"{name}[{index}]", member)
+        elif isinstance(value, Mapping):
+            for key, member in value.items():
+                walk(f"{name}[{key}]", member)
+
+    for position, value in enumerate(args):
+        walk(arguments[position] if position < len(arguments) else f"args[{position}]", value)
+    for name, value in kwargs.items():
+        walk(name, value)
+    return found
+
+
+def _graph_inputs(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int | None, ...]]:
+    """Return Dynamo's name of each tensor input -> its sizes, None where the graph has a symbol."""
+    inputs: dict[str, tuple[int | None, ...]] = {}
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        argument, value = node.meta.get("grapharg"), node.meta.get("example_value")
+        if argument is None or not isinstance(value, torch.Tensor):
+            continue
+        name = argument.source.name
+        name = name() if callable(name) else name
+        inputs[name] = tuple(_fixed_size(size) for size in value.shape)
+    return inputs
+
+
+def _fixed_size(size: int | torch.SymInt) -> int | None:
+    """Return a size that the graph fixes, None for one that stayed a symbol; a symbol may have been tied to a number."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.shape_env.simplify(size.node.expr)
+    return int(expression) if expression.is_number else None

@@ -1,0 +1,433 @@
+"""The runtime of one region class: which graph serves a call, what a failed compile costs, and the counts of it all."""
+
+from __future__ import annotations
+
+import collections
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from .. import explanation
+from ..config import CompilationMode, CompileRange, DynamicShapesType
+from ..counters import CompilationCounter, compilation_counter
+from ..errors import CompileRangeError, ConfigurationError, RegionCompileError, VerificationError
+from ..plan import EncoderPlan, RegionPlan
+from ..signature import InputVerdict
+from ..verification import largest_difference, tolerance
+from . import dynamo, hooks
+from .progress import progress_bar
+
+__all__ = ["Region", "bind"]
+
+logger = logging.get_logger("transformers.hf_compile")
+
+MAX_SEQLEN = 1 << 20
+"""Given to attention as the longest segment, which our operator does not need: an int that varied would be a guard."""
+_SOURCE = re.compile(r"L\['(?P<kind>args|kwargs)'\]\[(?P<key>[^\]]+)\](?P<rest>.*)")
+_RECORDED = ("output_attentions", "output_hidden_states", "return_dict")
+
+
+class _Refused(Exception):
+    """No graph fits, and a compile for this kind of call was given up before (or is not wanted)."""
+
+
+class _TryAgain(Exception):
+    """Another thread compiled this kind of call in the meantime."""
+
+
+class Region:
+    """One region class of one encoder at work.
+
+    Args:
+        plan: what was decided about it.
+        encoder: the plan of its encoder.
+        counter: counts of the model.
+        give_up: takes the whole model back to eager; called before an error that means a wrong declaration.
+    """
+
+    def __init__(
+        self, plan: RegionPlan, encoder: EncoderPlan, counter: CompilationCounter, give_up: Callable[[], None]
+    ) -> None:
+        self.plan, self.config, self.backend = plan, encoder.config, encoder.backend
+        self.name = ".".join(filter(None, (encoder.info.path, plan.class_name)))
+        self.give_up = give_up
+        self.counters = (counter, compilation_counter)
+        self.calls = self.eager_calls = self.graphs = 0
+        self.compile_seconds = 0.0
+        self.eager_reasons: collections.Counter[str] = collections.Counter()
+        self.inputs: dict[str, InputVerdict] = {}
+        self.undos: list[Callable[[], None]] = []
+        self.lock = threading.RLock()
+        self._failures: dict[tuple[Any, ...], str] = {}
+        self._compiled: collections.Counter[tuple[Any, ...]] = collections.Counter()
+        self._local = threading.local()
+        self._sizes = {_size_key(key): sizes for key, sizes in self.config.compile_sizes.items() if _size_key(key)[0] in plan.arguments}
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self.ranged = self.config.compile_ranges != (CompileRange(),) or bool(self._sizes)
+        policies = self.config.execution_modes
+        self.eager_modes = {mode for mode, policy in policies.items() if policy == "eager"}
+        self.careful = self.ranged or self.config.verify or bool(self.eager_modes - {"train"})
+        self.dropped = tuple(name for name in _RECORDED if plan.accepts_keywords and name not in plan.arguments)
+        self.constants: dict[str, Any] = {}
+        if plan.ragged and plan.reads_max_seqlen and (plan.accepts_keywords or "max_seqlen" in plan.arguments):
+            self.constants["max_seqlen"] = MAX_SEQLEN
+        self.watches: weakref.WeakKeyDictionary[nn.Module, hooks.Watch] = weakref.WeakKeyDictionary()
+        self.call = self.call_for(None)
+
+    # --- which graph -------------------------------------------------------------------------------------------------
+
+    def call_for(self, key: Any) -> Callable[..., Any]:
+        """Return the compiled callable of one range or fixed size; each has graphs of its own."""
+        with self.lock:
+            if key not in self._calls:
+                self._calls[key] = dynamo.compile_region(self)
+            return self._calls[key]
+
+    def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any] | None, dict[str, int]]:
+        """Return the callable for these sizes, None for eager, and argument -> dim that is fixed.
+
+        Raises:
+            CompileRangeError: the size lies outside every range, and `out_of_range` says "error".
+        """
+        if not self.ranged:
+            return self.call, {}
+        tensors = dynamo.leaf_tensors(self.plan.arguments, args, kwargs)
+        for (name, dim), sizes in self._sizes.items():
+            tensor = tensors.get(name)
+            if tensor is not None and -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] in sizes:
+                return self.call_for((name, dim, tensor.shape[dim])), {name: dim % tensor.dim()}
+        name, size = next(((n, t.shape[0]) for n, t in tensors.items() if t.dim()), ("", 1))
+        found = next((each for each in self.config.compile_ranges if size in each), None)
+        if found is not None:
+            return self.call_for(found), {}
+        if self.config.out_of_range == "eager":
+            return None, {}
+        ranges = ", ".join(map(str, self.config.compile_ranges))
+        raise CompileRangeError(
+            f"{self.name}: dim 0 of {name} is {size}, outside the compile ranges {ranges}; widen compile_ranges, or pass "
+            "out_of_range='eager'"
+        )
+
+    # --- compile -----------------------------------------------------------------------------------------------------
+
+    def trace(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[], Any]) -> Any:
+        """Let Dynamo trace a call that no graph fits; runs under Dynamo's own lock, in the calling thread."""
+        tensors = dynamo.leaf_tensors(self.plan.arguments, args, kwargs)
+        kind = self._kind(module, args, kwargs)
+        if dynamo.is_forced_not_to_compile():
+            return convert()  # torch raises, in its words
+        if self._compiled[kind] > getattr(self._local, "seen", {}).get(kind, 0):  # compiled while this thread waited
+            self._local.seen = dict(self._compiled)
+            raise _TryAgain
+        self._refuse_further_graphs(kind)
+        started = time.perf_counter()
+        before = self.graphs
+        try:
+            with progress_bar(f"compiling {self.plan.class_name}"):
+                result = self._convert(module, tensors, convert)
+        except Exception as error:
+            error.hf_compile_kind = kind  # type: ignore[attr-defined]
+            raise
+        finally:
+            seconds = time.perf_counter() - started
+            self.compile_seconds += seconds
+        self._compiled[kind] += 1
+        self._local.seen = dict(self._compiled)
+        self._count(num_backend_compilations=self.graphs - before)
+        self.watches.clear()  # a graph is made again when a module was replaced
+        self._note_unread(tensors)
+        logger.info(f"{self.name}: graph {self.graphs} compiled in {seconds:.1f} s ({mode_of_execution()})")
+        return result
+
+    def _refuse_further_graphs(self, kind: tuple[Any, ...]) -> None:
+        if kind in self._failures:
+            raise _Refused(self._failures[kind])
+        if not self.graphs:
+            return
+        if self.config.fail_on_recompile:
+            raise RegionCompileError(
+                f"{self.name}: this call needs a further graph, and fail_on_recompile is set; {describe(kind)}"
+            )
+        if self.config.mode == CompilationMode.ONE_GRAPH:
+            raise _Refused(f"mode ONE_GRAPH: this call would need a second graph; {describe(kind)}")
+        if self.graphs >= self.config.recompile_limit * len(self._calls):
+            raise _Refused(f"recompile_limit={self.config.recompile_limit} is reached; {describe(kind)}")
+
+    def _convert(self, module: nn.Module, tensors: Mapping[str, torch.Tensor], convert: Callable[[], Any]) -> Any:
+        def attempt(broadcast: bool) -> Any:
+            with dynamo.marked(
+                tensors,
+                shapes=DynamicShapesType(self.config.dynamic_shapes),
+                declared=self.plan.dynamic_arg_dims,
+                unbacked=self.plan.unbacked_dims,
+                static=getattr(self._local, "static", {}),
+                broadcast=broadcast,
+            ):
+                return convert()
+
+        may_broadcast = any(t.dim() and t.shape[0] == 1 for t in list(tensors.values())[1:])
+        try:
+            return attempt(broadcast=False)
+        except (ConfigurationError, _Refused):
+            raise
+        except Exception:
+            if not may_broadcast:
+                raise
+            return attempt(broadcast=True)
+
+    def saw_graph(self, inputs: Mapping[str, tuple[int | None, ...]]) -> None:
+        """Take note of a graph that reached the backend, and of the dims that are symbols in it."""
+        self.graphs += 1
+        self._count(num_graphs_seen=1)
+        annotated = {verdict.name: verdict for verdict in self.plan.inputs}
+        for source, sizes in inputs.items():
+            match = _SOURCE.match(source)
+            if match is None:
+                continue
+            key = match["key"].strip("'\"")
+            argument = self.plan.arguments[int(key)] if match["kind"] == "args" else key
+            dims = tuple(dim for dim, size in enumerate(sizes) if size is None)
+            shape = "x".join("?" if size is None else str(size) for size in sizes)
+            declared = annotated.get(argument)
+            origin = declared.reason.partition(":")[0] if declared is not None else "passed by keyword"
+            verdict: Any = "dynamic" if dims else "static"
+            reason = f"{origin}; {'any size' if dims else 'every dim is fixed by the model'}, shape {shape or 'scalar'}"
+            name = argument + match["rest"].replace("'", "")
+            previous = self.inputs.get(name)
+            if previous is None or len(previous.dims) < len(dims):
+                self.inputs[name] = InputVerdict(name, verdict, dims, reason)
+
+    def _note_unread(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if name not in self.inputs:
+                self.inputs[name] = InputVerdict(name, "static", (), "not read by the graph")
+
+    def _kind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """What tells one kind of call from another, sizes left out."""
+
+        def kind(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return value.dtype, value.device.type, value.dim(), value.requires_grad
+            if isinstance(value, (tuple, list)):
+                return tuple(map(kind, value))
+            if isinstance(value, Mapping):
+                return tuple((key, kind(member)) for key, member in value.items())
+            return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+
+        names = self.plan.arguments + tuple(f"args[{i}]" for i in range(len(self.plan.arguments), len(args)))
+        described = tuple((name, kind(value)) for name, value in (*zip(names, args, strict=False), *kwargs.items()))
+        return mode_of_execution(), module.training, next(self._dtypes(module), None), described
+
+    @staticmethod
+    def _dtypes(module: nn.Module) -> Any:
+        return (parameter.dtype for parameter in module.parameters())
+
+    def _count(self, **counts: int) -> None:
+        for counter in self.counters:
+            counter.add(**counts)
+
+    # --- a call that is not plain ------------------------------------------------------------------------------------
+
+    def eager(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        """Run the module as torch does without a compiled slot, and take note of why."""
+        result = module._call_impl(*args, **kwargs)
+        self.note_eager(reason)
+        return result
+
+    def note_eager(self, reason: str) -> None:
+        """Count one eager call; the first of each reason is said aloud."""
+        self.eager_calls += 1
+        self._count(num_eager_calls=1)
+        self.eager_reasons[reason] += 1
+        if self.eager_reasons[reason] == 1:
+            logger.info(f"{self.name} runs eager: {reason}")
+
+    def recover(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+        """Serve a call whose compile (or graph) failed: eager's result, or eager's own error.
+
+        Raises:
+            RegionCompileError: eager works, and the config says `strict`, or `fail_on_recompile`.
+        """
+        if isinstance(error, ConfigurationError):  # a declared dim that the tensor does not have
+            self.give_up()
+            raise error
+        if isinstance(error, RegionCompileError) or dynamo.is_forced_not_to_compile():
+            raise error
+        result = type(module).forward(module, *args, **kwargs)  # if eager raises too, that is the error to show
+        kind = getattr(error, "hf_compile_kind", None)
+        reason = str(error) if isinstance(error, _Refused) else explanation.explain(error)
+        if self.config.strict:
+            raise RegionCompileError(f"{self.name} could not be compiled: {reason}") from error
+        if not isinstance(error, _Refused):
+            self._count(num_compile_failures=1)
+            if kind is not None:
+                self._failures[kind] = reason
+            logger.warning(f"{self.name} runs eager for this kind of call: {reason}")
+        self.note_eager(reason)
+        return result
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call through its graph; everything that stands around it was done."""
+        for name in self.dropped:
+            kwargs.pop(name, None)
+        call, self._local.static = self.pick(args, kwargs)
+        if call is None:
+            self.note_eager("a size outside the compile ranges (out_of_range='eager')")
+            return type(module).forward(module, *args, **kwargs)
+        given = {**kwargs, **self.constants}
+        args_in, given = dense(args), dense(given)
+        before = self.graphs
+        for _ in range(8):
+            try:
+                result = call(module, args_in, given)
+                break
+            except _TryAgain:
+                continue
+            except Exception as error:
+                return self.recover(module, args, kwargs, error)
+        self.calls += 1
+        if self.config.verify and self.graphs > before:
+            return self._verified(module, args, kwargs, result)
+        return result
+
+    def _verified(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        want = type(module).forward(module, *args, **kwargs)
+        difference = largest_difference(result, want)
+        if difference <= tolerance(want):
+            return result
+        reason = f"verify: the graph differs from eager by {difference:.1e}, more than {tolerance(want):.0e}"
+        if self.config.strict:
+            raise VerificationError(f"{self.name}: {reason}")
+        self._failures[self._kind(module, args, kwargs)] = reason
+        logger.warning(f"{self.name}: {reason}")
+        self.give_up_region(reason)
+        return want
+
+    def give_up_region(self, reason: str) -> None:
+        """From now on run every call of this region eager."""
+        self.eager_modes = {"inference", "no_grad", "grad", "train", "autocast"}
+        self.careful = True
+        self.given_up = reason
+
+    given_up: str | None = None
+
+    def why_eager(self, module: nn.Module, watch: hooks.Watch, kwargs: dict[str, Any]) -> str | None:
+        """Return why this call must not use a graph, or None."""
+        if self.given_up is not None:
+            return self.given_up
+        mode = "train" if module.training else mode_of_execution()
+        if mode in self.eager_modes:
+            return f"execution_modes[{mode!r}] is 'eager'" + (": dropout draws other numbers compiled" if mode == "train" else "")
+        if kwargs.get("output_attentions"):
+            return "attentions were asked for, which only the eager code returns"
+        if self.plan.role == "encoder" and kwargs.get("output_hidden_states"):
+            return "hidden states were asked for, and a whole-encoder graph does not return them"
+        return hooks.eager_because_of_hooks(module, watch, self.undos.append)
+
+    def careful_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a call that has hooks, a mode with a policy, ranges, or anything else beside the plain case."""
+        watch = self.watch(module)
+        reason = self.why_eager(module, watch, kwargs)
+        if reason is not None:
+            return self.eager(module, args, kwargs, reason)
+        return hooks.call_with_hooks(module, args, kwargs, lambda *a, **k: self.run(module, a, k))
+
+    def watch(self, module: nn.Module) -> hooks.Watch:
+        """Return where hooks would appear on this module."""
+        found = self.watches.get(module)
+        if found is None:
+            found = self.watches[module] = hooks.Watch(module)
+        return found
+
+
+def dense(values: Any) -> Any:
+    """Return the arguments with every tensor contiguous; a stride that varies would be a further graph."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            kind = type(value)
+            if kind is torch.Tensor:
+                if not value.is_contiguous():
+                    values[key] = value.contiguous()
+            elif kind is tuple or kind is list or kind is dict:
+                values[key] = dense(dict(value) if kind is dict else value)
+        return values
+    for value in values:
+        kind = type(value)
+        if (kind is torch.Tensor and not value.is_contiguous()) or kind is tuple or kind is list or kind is dict:
+            break
+    else:
+        return values
+    made = [
+        value.contiguous() if type(value) is torch.Tensor else dense(value) if type(value) in (tuple, list) else value
+        for value in values
+    ]
+    return made if type(values) is list else tuple(made)
+
+
+def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
+    """Return the function for the module's compiled slot. It is on the path of every call: no work that can wait."""
+    instance = vars(module)
+    is_compiling = torch.compiler.is_compiling
+    is_tracing = torch._C._get_tracing_state
+    watches = region.watches
+    dropped, constants = region.dropped, region.constants
+    call = region.call
+
+    def compiled_call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or is_tracing():  # an outer torch.compile or export inlines the plain module
+            return module._call_impl(*args, **kwargs)
+        watch = watches.get(module) or region.watch(module)
+        if region.careful or instance["training"] or any(watch.hook_dicts):
+            return region.careful_call(module, args, kwargs)
+        for attributes in watch.instances:
+            if "forward" in attributes:
+                return region.careful_call(module, args, kwargs)
+        given = kwargs
+        if kwargs:
+            if kwargs.get("output_attentions") or (region.plan.role == "encoder" and kwargs.get("output_hidden_states")):
+                return region.careful_call(module, args, kwargs)
+            for name in dropped:
+                kwargs.pop(name, None)
+            given = dense({**kwargs, **constants} if constants else dict(kwargs))
+        elif constants:
+            given = dict(constants)
+        try:
+            result = call(module, dense(args), given)
+        except _TryAgain:
+            return region.run(module, args, kwargs)
+        except Exception as error:
+            return region.recover(module, args, kwargs, error)
+        region.calls += 1
+        return result
+
+    compiled_call.hf_compile_region = region  # type: ignore[attr-defined]
+    return compiled_call
+
+
+def mode_of_execution() -> str:
+    """Return the name of the current mode: autocast, inference, no_grad or grad."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return "autocast"
+    if torch.is_inference_mode_enabled():
+        return "inference"
+    return "grad" if torch.is_grad_enabled() else "no_grad"
+
+
+def describe(kind: tuple[Any, ...]) -> str:
+    """Say in words what kind of call this is."""
+    mode, training, dtype, arguments = kind
+    return f"mode {mode}{', training' if training else ''}, weights {dtype}, arguments " + ", ".join(
+        f"{name}: {value}" for name, value in arguments
+    )
+
+
+def _size_key(key: str) -> tuple[str, int]:
+    name, _, dim = key.rpartition(".")
+    return name.rpartition(".")[2], int(dim)

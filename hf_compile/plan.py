@@ -1,0 +1,203 @@
+"""Everything decided about a model before anything is changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from .config import CompilationConfig, normalize_dims
+from .decorators import find_mark
+from .encoders import EncoderInfo, find_encoders
+from .errors import ConfigurationError, UnsupportedModelError
+from .inputs import make_inputs, observe_ranks
+from .platforms import resolve_backend, resolve_device
+from .regions import RegionGroup, choose_regions, reads_cu_seqlens
+from .signature import InputVerdict, read_arguments
+
+__all__ = ["EncoderPlan", "ModelPlan", "RegionPlan", "make_plan"]
+
+_RAGGED_REPLACES = ("sdpa", "eager", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionPlan:
+    """One graph to be: which modules share it, and which dims vary.
+
+    Args:
+        class_name: class of the modules; also the prefix of its names in caches, logs and profiles.
+        modules: module path inside the encoder -> module.
+        role: `"block"`, `"part"` or `"encoder"`.
+        dynamic_arg_dims: declared argument -> dim -> shape id, from the config or the class's mark.
+        unbacked_dims: the same, for dims that must never be specialised.
+        inputs: what the annotations say of each argument.
+        arguments: names of the positional arguments of `forward`.
+        accepts_keywords: `forward` takes `**kwargs`.
+        ragged: attention within packed segments goes through the operator `hf_compile::ragged_attention`.
+        reads_max_seqlen: the modules pass `max_seqlen` on to attention.
+    """
+
+    class_name: str
+    modules: Mapping[str, nn.Module]
+    role: str
+    dynamic_arg_dims: Mapping[str, Mapping[int, str | None]]
+    unbacked_dims: Mapping[str, Mapping[int, str | None]]
+    inputs: tuple[InputVerdict, ...]
+    arguments: tuple[str, ...]
+    accepts_keywords: bool
+    ragged: bool
+    reads_max_seqlen: bool
+
+    @property
+    def cache_prefix(self) -> str:
+        """The class name: an encoder's cache entries never collide with the text model's."""
+        return self.class_name
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderPlan:
+    """The regions of one encoder, and how they are compiled."""
+
+    info: EncoderInfo
+    granularity: str
+    granularity_reason: str
+    coverage: float
+    regions: tuple[RegionPlan, ...]
+    config: CompilationConfig
+    backend: str | Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPlan:
+    """The encoders of one model."""
+
+    model_class: str
+    platform: str
+    config: CompilationConfig
+    encoders: tuple[EncoderPlan, ...]
+
+
+def make_plan(
+    model: nn.Module, config: CompilationConfig, *, encoder: str | Iterable[str] | None = None, try_inputs: bool = True
+) -> ModelPlan:
+    """Find, inspect and decide; the model is not changed.
+
+    Args:
+        model: the model, on any device.
+        config: the options.
+        encoder: module path(s) instead of the search.
+        try_inputs: check declared dims on an input made from the config, which costs one eager call of the encoder.
+
+    Raises:
+        EncoderNotFoundError: there is no encoder.
+        ConfigurationError: the config names an argument, a dim or an encoder that does not exist.
+        UnsupportedModelError: there is nothing to compile in an encoder.
+    """
+    infos = find_encoders(model, encoder=encoder)
+    paths = [info.path for info in infos]
+    for path in config.encoders:
+        if path not in paths:
+            raise ConfigurationError(f"encoders[{path!r}]: the encoders of this model are {', '.join(map(repr, paths))}")
+    encoders = []
+    for info in infos:
+        own = config.for_encoder(info.path)
+        granularity, reason, groups = choose_regions(info.module, own)
+        if not groups:
+            raise UnsupportedModelError(f"{info.path or type(info.module).__name__}: nothing to compile; {reason}")
+        regions = tuple(_plan_region(group, own) for group in groups)
+        _check_declared(info, regions, own, try_inputs)
+        encoders.append(
+            EncoderPlan(info, granularity, reason, _coverage(info.module, groups), regions, own, resolve_backend(own))
+        )
+    _refuse_nested(encoders)
+    return ModelPlan(type(model).__name__, resolve_device(model), config, tuple(encoders))
+
+
+def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
+    module = next(iter(group.modules.values()))
+    hints = read_arguments(module)
+    mark = find_mark(type(module))
+    declared = {name: normalize_dims(name, dims) for name, dims in (mark.dynamic_arg_dims if mark else {}).items()}
+    for key, dims in config.dynamic_arg_dims.items():
+        owner, _, name = key.rpartition(".")
+        if owner in ("", group.class_name) and name in [hint.name for hint in hints]:
+            declared[name] = normalize_dims(key, dims)
+    unbacked = {name: normalize_dims(name, dims) for name, dims in (mark.mark_unbacked_dims if mark else {}).items()}
+    inputs = []
+    for hint in hints:
+        if hint.name in declared:
+            dims = tuple(declared[hint.name])
+            inputs.append(InputVerdict(hint.name, "dynamic", dims, "declared by dynamic_arg_dims"))
+        elif hint.kind in ("tensor", "container"):
+            inputs.append(InputVerdict(hint.name, "dynamic", (0,), f"annotated as {hint.annotation}: dim 0 varies"))
+        elif hint.kind == "missing":
+            reason = "has no annotation; the first call tells whether it is a tensor and which dims vary"
+            inputs.append(InputVerdict(hint.name, "pending", (), reason))
+        elif hint.kind == "keywords":
+            reason = "tensors passed this way are listed by name after the first call"
+            inputs.append(InputVerdict(f"*{hint.name}", "pending", (), reason))
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    for child in module.modules():
+        implementation = getattr(getattr(child, "config", None), "_attn_implementation", implementation)
+    packed = reads_cu_seqlens(module)
+    return RegionPlan(
+        class_name=group.class_name,
+        modules=dict(group.modules),
+        role=group.role,
+        dynamic_arg_dims=declared,
+        unbacked_dims=unbacked,
+        inputs=tuple(inputs),
+        arguments=tuple(hint.name for hint in hints if hint.kind != "keywords"),
+        accepts_keywords=any(hint.kind == "keywords" for hint in hints),
+        ragged=packed and group.role == "block" and implementation in _RAGGED_REPLACES,
+        reads_max_seqlen=any("max_seqlen" in names for names in _argument_names(module)),
+    )
+
+
+def _argument_names(module: nn.Module) -> list[list[str]]:
+    return [[hint.name for hint in read_arguments(child)] for child in module.modules() if _has_own_forward(child)]
+
+
+def _has_own_forward(module: nn.Module) -> bool:
+    return not type(module).__module__.startswith("torch.nn.")
+
+
+def _coverage(encoder: nn.Module, groups: list[RegionGroup]) -> float:
+    total = sum(parameter.numel() for parameter in encoder.parameters())
+    inside = {id(p): p.numel() for group in groups for module in group.modules.values() for p in module.parameters()}
+    return sum(inside.values()) / total if total else 0.0
+
+
+def _check_declared(info: EncoderInfo, regions: tuple[RegionPlan, ...], config: CompilationConfig, try_inputs: bool) -> None:
+    for option, keys in (("dynamic_arg_dims", config.dynamic_arg_dims), ("compile_sizes", config.compile_sizes)):
+        for key in keys:
+            owner, _, name = (key if option == "dynamic_arg_dims" else key.rpartition(".")[0]).rpartition(".")
+            if not any(name in region.arguments and owner in ("", region.class_name) for region in regions):
+                listed = "; ".join(f"{region.class_name}: {', '.join(region.arguments)}" for region in regions)
+                raise ConfigurationError(f"{option}[{key!r}]: no region of {info.path!r} has this argument; {listed}")
+    if not try_inputs or not any(region.dynamic_arg_dims or region.unbacked_dims for region in regions):
+        return
+    inputs = make_inputs(info.module)
+    if inputs is None:  # then the first call checks
+        return
+    ranks = observe_ranks(info.module, inputs, [(region.class_name, region.modules, region.arguments) for region in regions])
+    for region in regions:
+        for declared in (region.dynamic_arg_dims, region.unbacked_dims):
+            for name, dims in declared.items():
+                rank = ranks.get((region.class_name, name))
+                for dim in dims:
+                    if rank is not None and not -rank <= dim < rank:
+                        raise ConfigurationError(
+                            f"dynamic_arg_dims[{name!r}]: dim {dim} is out of range; in {region.class_name} that tensor "
+                            f"has {rank} dims"
+                        )
+
+
+def _refuse_nested(encoders: list[EncoderPlan]) -> None:
+    paths = [encoder.info.path for encoder in encoders]
+    for outer in paths:
+        for inner in paths:
+            if inner != outer and (inner.startswith(outer + ".") or not outer):
+                raise ConfigurationError(f"encoder {inner!r} lies inside encoder {outer!r}; name only one of them")

@@ -1,0 +1,156 @@
+"""Choose which modules of an encoder are compiled, and which of them share one graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Literal
+
+from torch import nn
+
+from .config import CompilationConfig
+from .decorators import find_mark
+
+__all__ = ["RegionGroup", "choose_regions", "reads_cu_seqlens"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionGroup:
+    """Modules of one class, with equal parameter shapes and flags: they share one graph.
+
+    Args:
+        class_name: name of their class.
+        modules: module path inside the encoder -> module.
+        role: a repeated layer, another module of the encoder, or the whole encoder.
+    """
+
+    class_name: str
+    modules: dict[str, nn.Module]
+    role: Literal["block", "part", "encoder"]
+
+
+def choose_regions(encoder: nn.Module, config: CompilationConfig) -> tuple[str, str, list[RegionGroup]]:
+    """Return the granularity, why it was chosen, and the groups of regions in module order.
+
+    Args:
+        encoder: the encoder module.
+        config: its `granularity` decides; `"auto"` takes blocks where layers repeat.
+    """
+    blocks = dict(_blocks(encoder, "", config)) if config.granularity != "encoder" else {}
+    if not blocks:
+        reason = "asked for" if config.granularity == "encoder" else "no layer repeats in it"
+        mark = find_mark(type(encoder))
+        if mark is not None and mark.ignored:
+            return "encoder", f"{type(encoder).__name__} is marked by ignore_torch_compile", []
+        return "encoder", reason, [RegionGroup(type(encoder).__name__, {"": encoder}, "encoder")]
+    chosen = {id(module) for module in blocks.values()}
+    parts = dict(_parts(encoder, "", chosen, config))
+    groups: dict[tuple[object, ...], RegionGroup] = {}
+    everything = [(path, module, "block") for path, module in blocks.items()]
+    everything += [(path, module, "part") for path, module in parts.items()]
+    order = {path: position for position, (path, _) in enumerate(encoder.named_modules())}
+    for path, module, role in sorted(everything, key=lambda item: order[item[0]]):
+        key = (role, *_identity(module))
+        if key not in groups:
+            groups[key] = RegionGroup(type(module).__name__, {}, role)  # type: ignore[arg-type]
+        groups[key].modules[path] = module
+    reason = "asked for" if config.granularity == "block" else f"{len(blocks)} layers repeat"
+    return "block", reason, list(groups.values())
+
+
+def reads_cu_seqlens(module: nn.Module) -> bool:
+    """Say whether a module attends within packed segments, by the `cu_seqlens` in its code."""
+    return any("cu_seqlens" in code.co_varnames for child in module.modules() for code in _codes(type(child)))
+
+
+def _blocks(module: nn.Module, path: str, config: CompilationConfig) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        here = f"{path}.{name}".lstrip(".")
+        if _is_marked(child, config):
+            yield here, child
+        elif _is_stack(child) and not _looks_deeper(child, config):
+            for index, layer in child.named_children():
+                if _may_compile(layer, config):
+                    yield f"{here}.{index}", layer
+                else:
+                    yield from _blocks(layer, f"{here}.{index}", config)
+        else:
+            yield from _blocks(child, here, config)
+
+
+def _parts(module: nn.Module, path: str, chosen: set[int], config: CompilationConfig) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules with parameters beside the blocks; single layers of torch gain nothing from a graph."""
+    for name, child in module.named_children():
+        here = f"{path}.{name}".lstrip(".")
+        if id(child) in chosen:
+            continue
+        holds_a_block = any(id(inner) in chosen for inner in child.modules())
+        is_container = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        if holds_a_block or is_container or not _may_compile(child, config):
+            yield from _parts(child, here, chosen, config)
+        elif _is_composite(child) and _multiplies(child):
+            yield here, child
+
+
+def _is_stack(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 0 and all(map(_is_composite, module))
+
+
+def _is_composite(module: nn.Module) -> bool:
+    """A module with parameters that is more than one layer of torch."""
+    built_in = type(module).__module__.startswith("torch.nn.")
+    return not built_in and next(module.parameters(), None) is not None
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """A part pays for its graph by a matrix product or convolution; a norm or a table of positions does not."""
+    return any(
+        parameter.dim() >= 2
+        for child in module.children()
+        if not isinstance(child, nn.Embedding)
+        for parameter in child.parameters()
+    )
+
+
+def _looks_deeper(stack: nn.Module, config: CompilationConfig) -> bool:
+    """Stages of different width hold the layers that repeat (Swin): take those instead."""
+    stages = list(stack.children())
+    inner = [dict(_blocks(stage, "", config)) for stage in stages]
+    all_different = len({_identity(stage) for stage in stages}) == len(stages)
+    return all_different and all(inner) and any(len(blocks) > 1 for blocks in inner)
+
+
+def _may_compile(module: nn.Module, config: CompilationConfig) -> bool:
+    mark = find_mark(type(module))
+    return mark is None or not (mark.ignored or (mark.enable_if is not None and not mark.enable_if(config)))
+
+
+def _is_marked(module: nn.Module, config: CompilationConfig) -> bool:
+    mark = find_mark(type(module))
+    return mark is not None and not mark.ignored and not mark.is_encoder and _may_compile(module, config)
+
+
+def _identity(module: nn.Module) -> tuple[object, ...]:
+    """What two modules must share to share a graph: class, parameter shapes, and the flags that their code reads."""
+    shapes = tuple((name, tuple(p.shape), p.dtype) for name, p in module.named_parameters())
+    flags = []
+    for path, child in module.named_modules():
+        names = {name for code in _codes(type(child)) for name in code.co_names}
+        flags += [
+            (path, type(child), name, value)
+            for name, value in sorted(vars(child).items())
+            if name in names and (value is None or isinstance(value, (bool, int, float, str)))
+        ]
+    return type(module), shapes, tuple(flags)
+
+
+def _codes(cls: type) -> Iterator[types.CodeType]:
+    """Yield the code of a class's own methods, below decorators; not of torch's or Transformers' base classes."""
+    for parent in cls.__mro__:
+        if parent is nn.Module or parent.__module__.startswith(("torch.nn.modules.module", "transformers.modeling_")):
+            break
+        for name, member in vars(parent).items():
+            if inspect.isfunction(member) and name != "__init__":
+                yield inspect.unwrap(member).__code__

@@ -1,0 +1,181 @@
+"""What was decided, and what became of it: for people as a table, for programs as JSON types."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from .compiler.attach import Attached
+from .compiler.region import Region
+from .config import CompilationMode
+from .plan import EncoderPlan, ModelPlan, RegionPlan
+from .signature import InputVerdict
+
+__all__ = ["SCHEMA_VERSION", "EncoderReport", "RegionReport", "StatusReport", "report"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionReport:
+    """One region class: `state` is "pending", "compiled" (a graph was built and used) or "eager" (with a reason)."""
+
+    class_name: str
+    cache_prefix: str
+    instances: int
+    state: str
+    reason: str
+    graphs: int
+    calls: int
+    eager_calls: int
+    compile_seconds: float
+    dynamic_arg_dims: dict[str, list[int]]
+    compile_ranges: list[list[int]]
+    inputs: tuple[InputVerdict, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderReport:
+    """One encoder; `coverage` is the share of its parameters inside compiled regions."""
+
+    path: str
+    class_name: str
+    modalities: tuple[str, ...]
+    found_by: str
+    granularity: str
+    granularity_reason: str
+    coverage: float
+    regions: tuple[RegionReport, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StatusReport:
+    """A model's encoders and their regions; `str()` is a table, `to_dict()` is JSON."""
+
+    model_class: str
+    platform: str
+    backend: str
+    encoders: tuple[EncoderReport, ...]
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON types."""
+        content = dataclasses.asdict(self)
+        for encoder in content["encoders"]:
+            encoder["modalities"] = list(encoder["modalities"])
+            encoder["regions"] = [
+                {**region, "inputs": [{**verdict, "dims": list(verdict["dims"])} for verdict in region["inputs"]]}
+                for region in encoder["regions"]
+            ]
+        return {"schema_version": SCHEMA_VERSION, **content, "encoders": list(content["encoders"])}
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=120, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get().rstrip()
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        yield Text(f"{self.model_class} on {self.platform}, backend {self.backend}" + (f": {self.note}" if self.note else ""))
+        for encoder in self.encoders:
+            yield Text(
+                f"\nencoder {encoder.path or '(the model itself)'}: {encoder.class_name}, {' and '.join(encoder.modalities)}\n"
+                f"  found because {encoder.found_by}\n"
+                f"  granularity {encoder.granularity}: {encoder.granularity_reason}; "
+                f"{encoder.coverage:.0%} of its parameters lie inside regions"
+            )
+            table = Table(show_edge=False, pad_edge=False)
+            for heading in ("region", "modules", "state", "graphs", "calls", "eager", "compile s"):
+                table.add_column(heading, justify="left" if heading in ("region", "state") else "right")
+            for region in encoder.regions:
+                table.add_row(
+                    region.class_name,
+                    *map(str, (region.instances, region.state, region.graphs, region.calls, region.eager_calls)),
+                    f"{region.compile_seconds:.1f}",
+                )
+            yield table
+            for region in encoder.regions:
+                yield Text(f"{region.class_name}: {region.state}" + (f", {region.reason}" if region.reason else ""))
+                for verdict in region.inputs:
+                    dims = f" dim {', '.join(map(str, verdict.dims))}" if verdict.dims else ""
+                    yield Text(f"  {verdict.name}: {verdict.verdict}{dims} ({verdict.reason})")
+
+
+def report(plan: ModelPlan, attached: Attached | None = None) -> StatusReport:
+    """Return the report of a plan, with what happened since it was attached."""
+    encoders = []
+    for index, encoder in enumerate(plan.encoders):
+        running: Sequence[Region | None] = attached.regions[index] if attached is not None else []
+        regions = [
+            _region(region, encoder, running[position] if running else None)
+            for position, region in enumerate(encoder.regions)
+        ]
+        encoders.append(
+            EncoderReport(
+                path=encoder.info.path,
+                class_name=type(encoder.info.module).__name__,
+                modalities=encoder.info.modalities,
+                found_by=encoder.info.found_by,
+                granularity=encoder.granularity,
+                granularity_reason=encoder.granularity_reason,
+                coverage=encoder.coverage,
+                regions=tuple(regions),
+            )
+        )
+    backends = dict.fromkeys(_backend_name(encoder.backend) for encoder in plan.encoders)
+    return StatusReport(plan.model_class, plan.platform, ", ".join(backends), tuple(encoders))
+
+
+def _region(plan: RegionPlan, encoder: EncoderPlan, running: Region | None) -> RegionReport:
+    state, reason = _state(encoder, running)
+    observed = tuple(running.inputs.values()) if running is not None else ()
+    inputs = _inputs(plan, observed)
+    return RegionReport(
+        class_name=plan.class_name,
+        cache_prefix=plan.cache_prefix,
+        instances=len(plan.modules),
+        state=state,
+        reason=reason,
+        graphs=running.graphs if running else 0,
+        calls=running.calls if running else 0,
+        eager_calls=running.eager_calls if running else 0,
+        compile_seconds=running.compile_seconds if running else 0.0,
+        dynamic_arg_dims={verdict.name: list(verdict.dims) for verdict in inputs if verdict.verdict == "dynamic"},
+        compile_ranges=[[each.start, each.end] for each in encoder.config.compile_ranges],
+        inputs=inputs,
+    )
+
+
+def _inputs(plan: RegionPlan, observed: tuple[InputVerdict, ...]) -> tuple[InputVerdict, ...]:
+    if not observed:
+        return plan.inputs
+    seen = {verdict.name.partition("[")[0] for verdict in observed}
+    never = [
+        dataclasses.replace(verdict, verdict="pending", dims=(), reason="no tensor was passed for it so far")
+        for verdict in plan.inputs
+        if verdict.name not in seen and not verdict.name.startswith("*")
+    ]
+    return (*observed, *never)
+
+
+def _state(encoder: EncoderPlan, running: Region | None) -> tuple[str, str]:
+    if encoder.config.mode == CompilationMode.STOCK_TORCH_COMPILE:
+        return "pending", "mode STOCK_TORCH_COMPILE: torch compiles the encoder in its own way, and counts nothing here"
+    if running is None:
+        return "pending", "planned"
+    reasons = "; ".join(f"{count} calls ran eager: {reason}" for reason, count in running.eager_reasons.most_common())
+    if running.graphs and running.calls:
+        return "compiled", reasons
+    if running.eager_calls:
+        return "eager", reasons
+    return "pending", "not called yet"
+
+
+def _backend_name(backend: Any) -> str:
+    return backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
