@@ -31,7 +31,7 @@ $(READY): pyproject.toml setup.py Makefile
 	@test -x $(BIN)/python || { echo "setup: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "setup: installing $(TORCH)"
 	@$(PIP) install -qq "$(TORCH)"
-	@echo "setup: installing hf-compile[$(EXTRAS)] $(PINS)"
+	@echo "setup: installing $(strip hf-compile[$(EXTRAS)] $(PINS))"
 	@$(PIP) install -qq "$(TORCH)" $(PINS) --editable ".[$(EXTRAS)]"
 	@$(MAKE) --no-print-directory data
 	@touch $@

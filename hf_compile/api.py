@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +29,9 @@ Config = CompilationConfig | Mapping[str, Any] | str | None
 # The slots of a model hold its Attached, so it goes when the model goes; the model is never held from here.
 _attached: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[Attached], Any]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
+
+attach_listeners: list[Callable[[nn.Module, Attached], None]] = []
+"""Called with each model that was compiled, and with what runs in it."""
 
 
 def compile_mm_encoder(
@@ -176,6 +179,8 @@ def _attach(module: nn.Module, plan: ModelPlan, key: Any) -> None:
 
     attached = attach(module, plan, give_up)
     _attached[module] = (weakref.ref(attached), key)
+    for listener in attach_listeners:
+        listener(module, attached)
 
 
 def _find(module: nn.Module) -> Attached | None:

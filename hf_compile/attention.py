@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ ATTENTION_NAME = "hf_compile_flash_ragged"  # models take their own cu_seqlens b
 # Equal segments that do not touch share a call only if they are small, since that copies them: on a CPU (2 cores,
 # torch 2.13) a call costs as much as copying 64 KiB of query with its key, value and result. On an accelerator it
 # costs a launch and the copies are cheap, so there they always share.
-COPY_LIMIT = 1 << 16
+_COPY_LIMIT = 1 << 16
 
 Run = tuple[int, int, int]  # adjacent equal segments: their number, the query tokens of each, the key tokens of each
 Kernel = Callable[..., Any]
@@ -60,7 +60,7 @@ def _attend_fused(
     """Return what a variable-length kernel computes, or None where none serves these tensors."""
     kernels = _fused_kernels(query.device)
     name = choose_kernel(query.device.type, query.dtype, query.shape[3], value.shape[3], kernels)
-    if name not in kernels or not (query.shape[2] and key.shape[2]):
+    if name not in kernels or not (query.shape[2] and key.shape[2]) or (is_causal and cu_k is not cu_q):
         return None
     if name == "torch_varlen":
         window, grouped = (-1, 0 if is_causal else -1), query.shape[1] != key.shape[1]
@@ -93,10 +93,8 @@ def _lengths(cu_seqlens: Tensor, total: int, name: str) -> list[int]:
 
 
 def _runs(query: Tensor, key: Tensor, cu_q: Tensor, cu_k: Tensor, is_causal: bool) -> list[Run]:
-    lengths_q = _lengths(cu_q, query.shape[2], "cu_seqlens")
-    lengths_k = _lengths(
-        cu_k, key.shape[2], "cu_seqlens (of key: pass cu_seqlens_k)" if cu_k is cu_q else "cu_seqlens_k"
-    )
+    lengths_q = _lengths(cu_q, query.shape[2], "cu_seqlens (the borders of query)")
+    lengths_k = _lengths(cu_k, key.shape[2], "cu_seqlens_k (the borders of key; if not given, cu_seqlens)")
     if len(lengths_q) != len(lengths_k):
         raise ValueError(
             f"hf_compile::ragged_attention: cu_seqlens has {len(lengths_q)} segments and cu_seqlens_k "
@@ -128,7 +126,7 @@ def _over_batches(
     row_bytes = first.shape[1] * first.shape[3] * first.element_size()
     batches: dict[Any, list[int]] = {}
     for index, (count, *lengths) in enumerate(runs):
-        alone = first.device.type == "cpu" and count * lengths[0] * row_bytes > COPY_LIMIT
+        alone = first.device.type == "cpu" and count * lengths[0] * row_bytes > _COPY_LIMIT
         batches.setdefault((*lengths, index if alone else None), []).append(index)
 
     results: list[tuple[Tensor, ...]] = [()] * len(runs)
@@ -155,7 +153,6 @@ def _no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, *borders: Tensor) -> None:
-    got = ", ".join(f"{t.dtype} {tuple(t.shape)}" for t in (query, key, value, *borders))
     if any(t.dim() != 4 or t.shape[0] != 1 for t in (query, key, value)):
         problem = "query, key and value must be (1, heads, total, dim); pack the batch along the token axis"
     elif not key.shape[1] or query.shape[1] % key.shape[1]:
@@ -168,6 +165,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, *borders: Tensor) -> None:
         problem = "cu_seqlens must be int32 or int64 of shape (segments + 1,); cast or flatten it"
     else:
         return
+    got = ", ".join(f"{t.dtype} {tuple(t.shape)}" for t in (query, key, value, *borders))
     raise ValueError(f"hf_compile::ragged_attention: {problem}. Got {got}.")
 
 
@@ -282,10 +280,10 @@ ragged_attention.register_autograd(_backward, setup_context=_save_for_backward)
 _ragged_attention_backward.register_autograd(_refuse_second_backward)
 
 
-_sdpa_attention_forward: Callable[..., tuple[Tensor, None]] | None = None  # Transformers', known once registered
+_sdpa_attention_forward: Callable[..., tuple[Tensor, None]] | None = None  # Transformers' own, known once registered
 _lock = threading.Lock()
-_registrations = 0
-_replaced: list[tuple[MutableMapping[str, Any], Any]] = []  # each mapping, and what it held under our name
+_holders: set[object] = set()  # registrations that are not undone
+_undo = contextlib.ExitStack()
 
 
 def ragged_attention_forward(
@@ -309,17 +307,17 @@ def ragged_attention_forward(
 
     Args:
         module: the attention layer; its `is_causal` holds where the argument is None, as in flash attention.
-        query: (1, heads, total, dim); key and value likewise, see `ragged_attention`.
-        key: see query.
-        value: see query.
+        query: (1, heads, total, dim), with key and value as in `ragged_attention`.
+        key: (1, key heads, key total, dim).
+        value: (1, key heads, key total, value dim).
         attention_mask: any mask that `sdpa` takes.
         dropout: probability, 0 for packed sequences.
         scaling: factor on the scores; None is `dim ** -0.5`.
         is_causal: let a token see only itself and those before it in its segment.
         cu_seq_lens_q: (segments + 1,), borders in tokens.
-        cu_seq_lens_k: the same for key and value; None is `cu_seq_lens_q`.
-        max_length_q: ignored, so that no graph depends on it.
-        max_length_k: ignored likewise.
+        cu_seq_lens_k: those of key and value; None is `cu_seq_lens_q`.
+        max_length_q: ignored, as is `max_length_k`, so that no graph depends on them.
+        max_length_k: see `max_length_q`.
         **kwargs: options of other attention functions; refused where they would change a packed result.
 
     Returns:
@@ -359,34 +357,28 @@ def register_attention() -> Callable[[], None]:
     Returns:
         The undo, good for one call. Registrations are counted: the last undo restores Transformers' mappings.
     """
-    global _registrations, _sdpa_attention_forward
+    global _sdpa_attention_forward
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
     entries = ((AttentionInterface, ragged_attention_forward), (AttentionMaskInterface, sdpa_mask))
+    holder = object()
     with _lock:
-        _registrations += 1
-        if _registrations == 1:
+        if not _holders:
             _sdpa_attention_forward = sdpa_attention_forward
-            for interface, function in entries:  # they offer a way in and none out, hence the mapping
-                _replaced.append((interface._global_mapping, interface._global_mapping.get(ATTENTION_NAME)))
+            for interface, function in entries:
+                mapping = interface._global_mapping  # there is a public way in, and none out
+                before = {name: known for name, known in mapping.items() if name == ATTENTION_NAME}
+                _undo.callback(mapping.update, before)
+                _undo.callback(mapping.pop, ATTENTION_NAME, None)
                 interface.register(ATTENTION_NAME, function)
-    undone = False
+        _holders.add(holder)
 
     def unregister() -> None:
-        global _registrations
-        nonlocal undone
         with _lock:
-            if undone:
-                return
-            undone = True
-            _registrations -= 1
-            while not _registrations and _replaced:
-                mapping, before = _replaced.pop()
-                if before is None:
-                    mapping.pop(ATTENTION_NAME, None)
-                else:
-                    mapping[ATTENTION_NAME] = before
+            _holders.discard(holder)
+            if not _holders:
+                _undo.close()
 
     return unregister

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import hashlib
+import itertools
 import json
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
@@ -34,7 +37,9 @@ CONFIG_NAME = "compilation_config.json"
 """File name used by `CompilationConfig.save_pretrained`."""
 
 DimSpec = Union[int, "list[int]", "tuple[int, ...]", "Mapping[int, str]"]
-"""Dims of one argument: one dim, several, or dim -> shape id (dims with equal ids have equal sizes). Negative counts from the end."""
+"""One dim, several, or dim -> shape id (dims with equal ids have equal sizes). A negative dim counts from the end."""
+
+_INTEGER = re.compile(r"-?[0-9]+")
 
 ENV_SWITCH = "HF_COMPILE_MM_ENCODER"
 ENV_CONFIG = "HF_COMPILE_CONFIG"
@@ -71,6 +76,13 @@ class CompileRange:
 
     Raises:
         ConfigurationError: the range is empty, or goes beyond 1 ... `MAX_INT32`.
+
+    ```python
+    >>> from hf_compile import CompileRange
+    >>> 4096 in CompileRange(1, 1024), str(CompileRange(1025))
+    (False, '1025..MAX_INT32')
+
+    ```
     """
 
     start: int = 1
@@ -108,10 +120,13 @@ def normalize_dims(name: str, dims: DimSpec) -> dict[int, str | None]:
     for dim, shape_id in items:
         if isinstance(dim, bool) or not isinstance(dim, int) or not (shape_id is None or isinstance(shape_id, str)):
             raise ConfigurationError(
-                f"dynamic_arg_dims[{name!r}] = {dims!r}: expected a dim (int), a list of dims, or a dict dim -> shape id"
+                f"dynamic_arg_dims[{name!r}]={dims!r} is not legal; give a dim (int), a list of dims, or a dict "
+                "dim -> shape id"
             )
     if not items or len({dim for dim, _ in items}) != len(items):
-        raise ConfigurationError(f"dynamic_arg_dims[{name!r}] = {dims!r}: name at least one dim, and each only once")
+        raise ConfigurationError(
+            f"dynamic_arg_dims[{name!r}]={dims!r} is not legal; name at least one dim, and each only once"
+        )
     return dict(items)
 
 
@@ -149,13 +164,13 @@ class CompilationConfig:
             `compile_mm_encoder` is a switch by itself.
         mode: see `CompilationMode`; an integer or a name is accepted.
         backend: a name known to torch, or a callable; default: the platform's.
-        options: options of the backend, passed on untouched (Inductor's are listed by `torch._inductor.list_options()`).
+        options: options of the backend, passed on untouched; `torch._inductor.list_options()` lists Inductor's.
         granularity: `"block"` compiles the repeated layers, `"encoder"` the whole encoder as one graph, `"auto"`
             blocks where layers repeat and the whole encoder elsewhere.
         dynamic_shapes: see `DynamicShapesType`.
         dynamic_arg_dims: dims of named arguments of a region's `forward` that vary, instead of what is inferred.
             The key is an argument name, or `"ClassName.argument"`.
-        compile_ranges: sizes of dim 0 of a region's first tensor, one graph each; default one range, 1 ... `MAX_INT32`.
+        compile_ranges: sizes of dim 0 of a region's first tensor, one graph each; default: all of 1 ... `MAX_INT32`.
         out_of_range: `"error"` or `"eager"`, for a size outside every range.
         compile_sizes: sizes that get a graph of their own in which that one dim is fixed:
             `{"hidden_states.0": (256, 1024)}`, keyed by argument name and dim.
@@ -196,6 +211,11 @@ class CompilationConfig:
     verify: bool = False
     encoders: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
+    def __new__(cls, **options: Any) -> CompilationConfig:
+        """Refuse an unknown option in our words, before Python does."""
+        _known_options(options)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
@@ -203,50 +223,67 @@ class CompilationConfig:
         for name in ("compile_mm_encoder", "strict", "fail_on_recompile", "verify"):
             _flag(name, getattr(self, name))
         for name in ("options", "dynamic_arg_dims", "compile_sizes", "execution_modes", "encoders"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise ConfigurationError(f"{name}={getattr(self, name)!r} is not legal; it must be a mapping")
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise ConfigurationError(f"{name}={value!r} is not legal; it must be a mapping whose keys are strings")
         put("mode", _parse_mode(self.mode))
         if self.compile_mm_encoder and self.mode == CompilationMode.NONE:
             raise ConfigurationError(
                 "mode=0 (NONE) contradicts compile_mm_encoder=True; set mode to 1, 2 or 3, or leave the switch off"
             )
-        if self.backend is not None and not (callable(self.backend) or (isinstance(self.backend, str) and self.backend)):
+        if not (self.backend is None or callable(self.backend) or (isinstance(self.backend, str) and self.backend)):
             raise ConfigurationError(f"backend={self.backend!r} is not legal; it must be a name or a callable")
         _choice("granularity", self.granularity, ("auto", "block", "encoder"))
         _choice("out_of_range", self.out_of_range, ("error", "eager"))
         _choice("dynamic_shapes", self.dynamic_shapes, tuple(kind.value for kind in DynamicShapesType))
         put("dynamic_shapes", DynamicShapesType(self.dynamic_shapes))
-        if isinstance(self.recompile_limit, bool) or not isinstance(self.recompile_limit, int) or self.recompile_limit < 1:
-            raise ConfigurationError(f"recompile_limit={self.recompile_limit!r} is not legal; it must be an int >= 1")
+        limit = self.recompile_limit
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ConfigurationError(f"recompile_limit={limit!r} is not legal; it must be an int >= 1")
         put("compile_ranges", _parse_ranges(self.compile_ranges))
-        for name, dims in self.dynamic_arg_dims.items():
-            normalize_dims(name, dims)
+        # every mapping is copied, so that what the caller does with his own later changes nothing here
+        put("options", dict(self.options))
+        put("dynamic_arg_dims", {name: _parse_dims(name, dims) for name, dims in self.dynamic_arg_dims.items()})
         put("compile_sizes", {key: _parse_sizes(key, sizes) for key, sizes in self.compile_sizes.items()})
         for name, policy in self.execution_modes.items():
             _choice("execution_modes key", name, tuple(_MODES_OF_EXECUTION))
             _choice(f"execution_modes[{name!r}]", policy, ("compile", "eager"))
         put("execution_modes", {**_MODES_OF_EXECUTION, **self.execution_modes})
-        for path, options in self.encoders.items():
-            if not isinstance(options, Mapping) or {"encoders", "compile_mm_encoder"} & set(options):
-                raise ConfigurationError(
-                    f"encoders[{path!r}]={options!r} is not legal; it must map option names (other than 'encoders' and "
-                    "'compile_mm_encoder') to values"
-                )
-            self.for_encoder(path)
+        put("encoders", {path: self._parse_overrides(path, options) for path, options in self.encoders.items()})
+
+    def __hash__(self) -> int:  # the mappings have none; equal configs agree on these
+        return hash((self.mode, self.backend, self.granularity, self.dynamic_shapes, self.compile_ranges))
+
+    def _parse_overrides(self, path: str, options: Any) -> dict[str, Any]:
+        if not isinstance(options, Mapping) or {"encoders", "compile_mm_encoder"} & set(options):
+            raise ConfigurationError(
+                f"encoders[{path!r}]={options!r} is not legal; it must map option names (other than 'encoders' and "
+                "'compile_mm_encoder') to values"
+            )
+        try:
+            own = dataclasses.replace(self, **{"encoders": {}, **_known_options(options)})
+        except ConfigurationError as error:
+            raise ConfigurationError(f"encoders[{path!r}]: {error}") from None
+        return {name: getattr(own, name) for name in options}
 
     def for_encoder(self, path: str) -> CompilationConfig:
         """Return the config of the encoder at this module path, with its overrides applied."""
-        overrides = {"encoders": {}, **_known_options(self.encoders.get(path, {}))}
-        return dataclasses.replace(self, **overrides)
+        return dataclasses.replace(self, **{"encoders": {}, **self.encoders.get(path, {})})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as JSON types.
 
         Raises:
-            ConfigurationError: the backend is a callable, which JSON cannot hold.
+            ConfigurationError: the backend is a callable, or one of its options is something that JSON cannot hold.
         """
         if self.backend is not None and not isinstance(self.backend, str):
-            raise ConfigurationError(f"backend={self.backend!r} cannot be written to JSON; register it with torch by name")
+            raise ConfigurationError(
+                f"backend={self.backend!r} cannot be written to JSON; register it with torch by name"
+            )
+        try:
+            json.dumps(self.options)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"options={self.options!r} cannot be written to JSON: {error}") from error
         return {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "mode": int(self.mode),
@@ -254,29 +291,28 @@ class CompilationConfig:
             "compile_ranges": [[r.start, r.end] for r in self.compile_ranges],
             "compile_sizes": {key: list(sizes) for key, sizes in self.compile_sizes.items()},
             "dynamic_arg_dims": {
-                name: {str(k): v for k, v in dims.items()} if isinstance(dims, Mapping) else dims
+                name: {str(k): v for k, v in dims.items()} if isinstance(dims, Mapping) else copy.copy(dims)
                 for name, dims in self.dynamic_arg_dims.items()
             },
             "options": dict(self.options),
-            "encoders": {path: dict(options) for path, options in self.encoders.items()},
+            "execution_modes": dict(self.execution_modes),
+            "encoders": {path: self._overrides_to_dict(path) for path in self.encoders},
         }
+
+    def _overrides_to_dict(self, path: str) -> dict[str, Any]:
+        own = self.for_encoder(path).to_dict()
+        return {name: own[name] for name in self.encoders[path]}
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> CompilationConfig:
-        """Build a config from JSON types; the serving engine's own `{"mode": 0, "compile_mm_encoder": false}` is legal.
+        """Build a config from JSON types; vLLM's own `{"mode": 0, "compile_mm_encoder": false}` is legal.
 
         Raises:
             ConfigurationError: an option is unknown or illegal.
         """
         if not isinstance(options, Mapping):
             raise ConfigurationError(f"a compilation config must be a JSON object, not {options!r}")
-        known = _known_options(options)
-        if isinstance(known.get("dynamic_arg_dims"), Mapping):  # JSON has no integer keys
-            known["dynamic_arg_dims"] = {
-                name: {int(k): v for k, v in dims.items()} if isinstance(dims, Mapping) else dims
-                for name, dims in known["dynamic_arg_dims"].items()
-            }
-        return cls(**known)
+        return cls(**_with_integer_dims(_known_options(options)))
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the config as `compilation_config.json` into the folder, which is created."""
@@ -320,12 +356,37 @@ def _known_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
+def _with_integer_dims(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options read from JSON, which has no integer keys, with the dims of `dynamic_arg_dims` as integers."""
+    known = dict(options)
+    if isinstance(known.get("dynamic_arg_dims"), Mapping):
+        known["dynamic_arg_dims"] = {
+            name: {_integer(dim): shape_id for dim, shape_id in dims.items()} if isinstance(dims, Mapping) else dims
+            for name, dims in known["dynamic_arg_dims"].items()
+        }
+    if isinstance(known.get("encoders"), Mapping):
+        known["encoders"] = {
+            path: _with_integer_dims(own) if isinstance(own, Mapping) else own
+            for path, own in known["encoders"].items()
+        }
+    return known
+
+
+def _integer(text: Any) -> Any:
+    return int(text) if isinstance(text, str) and _INTEGER.fullmatch(text) else text
+
+
+def _parse_dims(name: str, dims: DimSpec) -> DimSpec:
+    normalize_dims(name, dims)
+    return dict(dims) if isinstance(dims, Mapping) else dims if isinstance(dims, int) else list(dims)
+
+
 def _parse_mode(mode: Any) -> CompilationMode:
     legal = ", ".join(f"{m.value} ({m.name})" for m in CompilationMode)
     try:
         if isinstance(mode, str) and not mode.isdigit():
             return CompilationMode[mode.upper()]
-        if isinstance(mode, bool):
+        if isinstance(mode, (bool, float)):
             raise ValueError
         return CompilationMode(int(mode))
     except (KeyError, ValueError, TypeError):
@@ -343,7 +404,7 @@ def _parse_ranges(ranges: Any) -> tuple[CompileRange, ...]:
             item = CompileRange(*item)
         parsed.append(item)
     parsed.sort()
-    for left, right in zip(parsed, parsed[1:], strict=False):
+    for left, right in itertools.pairwise(parsed):
         if right.start <= left.end:
             raise ConfigurationError(f"compile_ranges overlap: {left} and {right}")
     return tuple(parsed)
@@ -352,7 +413,7 @@ def _parse_ranges(ranges: Any) -> tuple[CompileRange, ...]:
 def _parse_sizes(key: str, sizes: Any) -> tuple[int, ...]:
     name, _, dim = str(key).rpartition(".")
     sizes = (sizes,) if isinstance(sizes, int) else sizes
-    if not name or not dim.lstrip("-").isdigit():
+    if not name or not _INTEGER.fullmatch(dim):
         raise ConfigurationError(f"compile_sizes key {key!r} must be 'argument.dim', such as 'hidden_states.0'")
     if (
         not isinstance(sizes, (list, tuple))
@@ -415,7 +476,8 @@ def _parse_config(config: Any) -> CompilationConfig:
         try:
             parsed = CompilationConfig.from_dict(json.loads(source))
         except json.JSONDecodeError as error:
-            raise ConfigurationError(f"{ENV_CONFIG} is not JSON: {error}") from error
+            name = ENV_CONFIG if config is None else "compilation_config"
+            raise ConfigurationError(f"{name}={source!r} is not JSON: {error}") from error
     else:
         parsed = CompilationConfig.from_pretrained(source) if source else CompilationConfig()
     backend = environment_backend()  # the environment stands above a file, and below an argument
@@ -442,9 +504,17 @@ def environment_backend() -> str | None:
     backend = os.environ.get(ENV_BACKEND)
     if backend is not None and not backend.strip():
         raise ConfigurationError(f"{ENV_BACKEND} is set but empty; name a backend or unset it")
-    return backend
+    return None if backend is None else backend.strip()
 
 
 def should_torch_compile_mm_encoder(config: CompilationConfig) -> bool:
-    """Say whether the config asks for a compiled encoder; made to be used as `enable_if` of `support_torch_compile`."""
+    """Say whether the config asks for a compiled encoder; made to be the `enable_if` of `support_torch_compile`.
+
+    ```python
+    >>> from hf_compile import CompilationConfig, should_torch_compile_mm_encoder
+    >>> should_torch_compile_mm_encoder(CompilationConfig(compile_mm_encoder=True))
+    True
+
+    ```
+    """
     return config.compile_mm_encoder and config.mode != CompilationMode.NONE

@@ -84,7 +84,8 @@ def support_torch_compile(
     def mark(marked: Cls) -> Cls:
         if not (isinstance(marked, type) and issubclass(marked, torch.nn.Module)):
             raise ConfigurationError(f"support_torch_compile is for classes of torch.nn.Module, not {marked!r}")
-        arguments = list(inspect.signature(unwrapped_forward(marked)).parameters)[1:]
+        parameters = list(inspect.signature(unwrapped_forward(marked)).parameters.values())[1:]
+        arguments = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
         for option, dims in (("dynamic_arg_dims", dynamic_arg_dims), ("mark_unbacked_dims", mark_unbacked_dims)):
             for name, spec in (dims or {}).items():
                 normalize_dims(name, spec)

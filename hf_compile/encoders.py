@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-import torch
 from torch import nn
 
 from .decorators import find_mark
@@ -37,6 +37,7 @@ _MEDIA_ARGUMENTS = {
 }
 _TEXT_ARGUMENTS = {"input_ids", "inputs_embeds", "decoder_input_ids", "past_key_values"}
 _MODALITIES = ("image", "video", "audio")
+_SIGHT = {"image", "video"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +61,8 @@ def find_encoders(model: nn.Module, *, encoder: str | Iterable[str] | None = Non
     """Find the encoders of a model, each once, in the order of the model's modules.
 
     A module counts when its `forward` takes a media input and no text. The model's own `get_encoder(modality)` is
-    asked too, and its answer is taken only when it is such a module, since it may be the model itself, None, the text
-    side or the tower of another modality.
+    asked too, and never believed blindly, since it may answer with the model itself, None, the text side or the tower
+    of another modality.
 
     Args:
         model: a Transformers model, or any module.
@@ -69,45 +70,75 @@ def find_encoders(model: nn.Module, *, encoder: str | Iterable[str] | None = Non
 
     Raises:
         EncoderNotFoundError: nothing was found, or a path does not exist.
+
+    ```python
+    >>> import torch, transformers
+    >>> from hf_compile import find_encoders
+    >>> with torch.device("meta"):
+    ...     model = transformers.CLIPModel(transformers.CLIPConfig())
+    >>> [(info.path, info.modalities) for info in find_encoders(model)]
+    [('vision_model', ('image',))]
+
+    ```
     """
-    modules = dict(model.named_modules())
     if encoder is not None:
-        paths = [encoder] if isinstance(encoder, str) else list(encoder)
-        return [_named(model, path, modules) for path in dict.fromkeys(paths)]
+        named: dict[int, EncoderInfo] = {}
+        for info in (_named(model, path) for path in _paths(encoder)):
+            named.setdefault(id(info.module), info)
+        return list(named.values())
 
     found: dict[int, EncoderInfo] = {}
     for path, module in _outermost(model, ""):
-        modalities = _modalities(module, path)
-        found[id(module)] = EncoderInfo(path, module, modalities, _words(module, path))
+        first = found.get(id(module), EncoderInfo(path, module, (), _words(module, path)))
+        found[id(module)] = _with_modalities(first, _modalities(module, path))
     answers = _ask(model)
-    paths_by_id = {id(module): path for path, module in reversed(modules.items())}
+    paths = {id(module): path for path, module in model.named_modules()}
     for modality, answer in answers.items():
-        path = paths_by_id.get(id(answer), "")
-        if id(answer) in found:
-            info = found[id(answer)]
-            # believed for another modality only when no encoder has it, and never across sight and sound
-            taken = any(modality in other.modalities for other in found.values())
-            if modality not in info.modalities and not taken and ("audio" in info.modalities) == (modality == "audio"):
-                info = dataclasses.replace(info, modalities=(*info.modalities, modality))
-            found[id(answer)] = dataclasses.replace(info, found_by=f"get_encoder({info.modalities[0]!r})")
-        elif not _related(path, found.values()) and not _takes_text(answer) and _has_stack(answer):
-            found[id(answer)] = EncoderInfo(path, answer, (modality,), f"get_encoder({modality!r})")
+        path, words = paths[id(answer)], f"get_encoder({modality!r})"
+        seen = found.get(id(answer))
+        if seen is None:
+            if _believable(model, answer, path, modality, answers) and not _related(path, found.values()):
+                found[id(answer)] = EncoderInfo(path, answer, (modality,), words)
+        elif modality in seen.modalities:
+            if not seen.found_by.startswith("get_encoder"):
+                found[id(answer)] = dataclasses.replace(seen, found_by=words)
+        # another modality only when the model takes it and no encoder has it, and never across sight and sound
+        elif (
+            _takes(model, modality)
+            and not any(modality in other.modalities for other in found.values())
+            and ("audio" in seen.modalities) == (modality == "audio")
+        ):
+            found[id(answer)] = _with_modalities(seen, (modality,))
     if not found:
         raise EncoderNotFoundError(_not_found(model, answers))
-    order = {id(module): position for position, module in enumerate(modules.values())}
+    order = {id(module): position for position, module in enumerate(model.modules())}
     return sorted(found.values(), key=lambda info: order[id(info.module)])
 
 
-def _named(model: nn.Module, path: str, modules: dict[str, nn.Module]) -> EncoderInfo:
-    if not isinstance(path, str):
-        raise EncoderNotFoundError(f"encoder={path!r}: expected a module path such as 'model.vision_tower'")
+def _paths(encoder: str | Iterable[str]) -> list[str]:
+    paths = [encoder] if isinstance(encoder, str) else list(encoder) if isinstance(encoder, Iterable) else []
+    if not paths or not all(isinstance(path, str) for path in paths):
+        raise EncoderNotFoundError(
+            f"encoder={encoder!r}: expected a module path such as 'model.vision_tower', or several of them"
+        )
+    return paths
+
+
+def _named(model: nn.Module, path: str) -> EncoderInfo:
+    modules = dict(model.named_modules(remove_duplicate=False))
     if path not in modules:
-        close = [name for name in modules if name.rpartition(".")[2] == path.rpartition(".")[2] and name]
+        close = [name for name in modules if name and name.rpartition(".")[2] == path.rpartition(".")[2]]
+        close = close or difflib.get_close_matches(path, modules, n=3)
         children = [name for name, _ in model.named_children()]
         hint = f"did you mean {', '.join(close[:3])}?" if close else f"its children are {', '.join(children)}"
         raise EncoderNotFoundError(f"{type(model).__name__} has no module {path!r}; {hint}")
     module = modules[path]
     return EncoderInfo(path, module, _modalities(module, path) or ("image",), f"encoder={path!r}")
+
+
+def _with_modalities(info: EncoderInfo, modalities: Iterable[str]) -> EncoderInfo:
+    carried = {*info.modalities, *modalities}
+    return dataclasses.replace(info, modalities=tuple(each for each in _MODALITIES if each in carried))
 
 
 def _arguments(module: nn.Module) -> list[str]:
@@ -152,10 +183,30 @@ def _outermost(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _modalities(module: nn.Module, path: str) -> tuple[str, ...]:
-    carried = {_MEDIA_ARGUMENTS[name] for name in _arguments(module) if name in _MEDIA_ARGUMENTS}
+    carried = _carried(module)
+    declared = _declared(module)
+    if not carried:
+        carried = declared
+    elif carried & _SIGHT and declared & _SIGHT:  # video may come as pixel_values
+        carried = carried - _SIGHT | declared & _SIGHT
     if carried == {"image"} and "video" in path.rpartition(".")[2]:
         carried = {"video"}
     return tuple(modality for modality in _MODALITIES if modality in carried)
+
+
+def _carried(module: nn.Module) -> set[str]:
+    """Return what the names of a module's arguments say that it takes."""
+    return {_MEDIA_ARGUMENTS[name] for name in _arguments(module) if name in _MEDIA_ARGUMENTS}
+
+
+def _declared(module: nn.Module) -> set[str]:
+    """Return what Transformers says that a class takes; `input_modalities` is "text" where nobody wrote it down."""
+    declared = getattr(module, "input_modalities", ())
+    return set(_MODALITIES) & ({declared} if isinstance(declared, str) else set(declared))
+
+
+def _takes(model: nn.Module, modality: str) -> bool:
+    return modality in _modalities(model, "") or modality in _declared(model)
 
 
 def _words(module: nn.Module, path: str) -> str:
@@ -176,11 +227,21 @@ def _ask(model: nn.Module) -> dict[str, nn.Module]:
     for modality in _MODALITIES:
         try:
             answer = get_encoder(modality=modality)
-        except (AttributeError, NotImplementedError, ValueError):  # a model without such a side
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):  # a model without such a side
             continue
         if isinstance(answer, nn.Module) and id(answer) in inside:
             answers[modality] = answer
     return answers
+
+
+def _believable(
+    model: nn.Module, answer: nn.Module, path: str, modality: str, answers: Mapping[str, nn.Module]
+) -> bool:
+    """Say whether an answer whose arguments tell nothing may be an encoder."""
+    both = any((other == "audio") != (modality == "audio") and answers[other] is answer for other in answers)
+    parents = [model.get_submodule(path[:end]) for end, letter in enumerate(path) if letter == "."]
+    in_text_side = any(_takes_text(parent) and not _carried(parent) for parent in parents)
+    return not (both or in_text_side or _takes_text(answer)) and _has_stack(answer)
 
 
 def _related(path: str, infos: Iterable[EncoderInfo]) -> bool:
@@ -191,11 +252,11 @@ def _related(path: str, infos: Iterable[EncoderInfo]) -> bool:
     )
 
 
-def _not_found(model: nn.Module, answers: dict[str, torch.nn.Module]) -> str:
+def _not_found(model: nn.Module, answers: Mapping[str, nn.Module]) -> str:
     looked_at = [f"{name} ({type(child).__name__})" for name, child in model.named_children()]
     asked = ", ".join(f"{modality}: {type(answer).__name__}" for modality, answer in answers.items()) or "nothing"
     return (
         f"{type(model).__name__} has no separable vision, video or audio encoder: no module below it takes a media "
-        f"input without text. get_encoder(modality) answers {asked}; looked into {', '.join(looked_at) or 'no child'}. "
-        "If one of its modules is the encoder, name it: encoder='path.of.the.module'"
+        f"input without text. get_encoder(modality) answers {asked}; looked into {', '.join(looked_at) or 'no child'}."
+        " If one of its modules is the encoder, name it: encoder='path.of.the.module'"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def observe_ranks(
     inputs: Mapping[str, torch.Tensor],
     regions: Iterable[tuple[str, Mapping[str, nn.Module], tuple[str, ...]]],
 ) -> dict[tuple[str, str], int]:
-    """Return (region class, argument) -> number of dims, seen in one eager call.
+    """Return (region class, argument) -> number of dims, seen in one eager call; of a container, the smallest.
 
     An encoder that rejects the made-up input gives what was seen until then.
     """
@@ -64,8 +64,9 @@ def observe_ranks(
     def watch(class_name: str, module: nn.Module, arguments: tuple[str, ...]) -> None:
         def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             for name, value in {**dict(zip(arguments, args, strict=False)), **kwargs}.items():
-                if isinstance(value, torch.Tensor):
-                    ranks[class_name, name] = value.dim()
+                seen = [tensor.dim() for tensor in _tensors(value)]
+                if seen:
+                    ranks[class_name, name] = min(seen)
 
         handles.append(module.register_forward_pre_hook(record, with_kwargs=True))
 
@@ -74,9 +75,9 @@ def observe_ranks(
         for class_name, modules, arguments in regions:
             watch(class_name, next(iter(modules.values())), arguments)
         encoder.eval()
-        with torch.no_grad():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # what is compiled already is not called
             encoder(**inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
         return ranks  # the input was a guess; the first real call checks what is missing here
     finally:
         for handle in handles:
@@ -84,3 +85,11 @@ def observe_ranks(
         for module in training:
             module.training = True
     return ranks
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, Mapping)):
+        for member in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(member)

@@ -37,6 +37,7 @@ class RegionPlan:
         accepts_keywords: `forward` takes `**kwargs`.
         ragged: attention within packed segments goes through the operator `hf_compile::ragged_attention`.
         reads_max_seqlen: the modules pass `max_seqlen` on to attention.
+        branches_on_batch: torch's own attention layer asks whether the batch is 1, so dim 0 must have no hint.
     """
 
     class_name: str
@@ -49,6 +50,7 @@ class RegionPlan:
     accepts_keywords: bool
     ragged: bool
     reads_max_seqlen: bool
+    branches_on_batch: bool
 
     @property
     def cache_prefix(self) -> str:
@@ -99,7 +101,8 @@ def make_plan(
     paths = [info.path for info in infos]
     for path in config.encoders:
         if path not in paths:
-            raise ConfigurationError(f"encoders[{path!r}]: the encoders of this model are {', '.join(map(repr, paths))}")
+            legal = ", ".join(map(repr, paths))
+            raise ConfigurationError(f"encoders[{path!r}]: the encoders of this model are {legal}")
     encoders = []
     for info in infos:
         own = config.for_encoder(info.path)
@@ -120,7 +123,7 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
     hints = read_arguments(module)
     mark = find_mark(type(module))
     declared = {name: normalize_dims(name, dims) for name, dims in (mark.dynamic_arg_dims if mark else {}).items()}
-    for key, dims in config.dynamic_arg_dims.items():
+    for key, dims in sorted(config.dynamic_arg_dims.items(), key=lambda item: "." in item[0]):  # the class's own win
         owner, _, name = key.rpartition(".")
         if owner in ("", group.class_name) and name in [hint.name for hint in hints]:
             declared[name] = normalize_dims(key, dims)
@@ -133,7 +136,8 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
         elif hint.kind in ("tensor", "container"):
             inputs.append(InputVerdict(hint.name, "dynamic", (0,), f"annotated as {hint.annotation}: dim 0 varies"))
         elif hint.kind == "missing":
-            reason = "has no annotation; the first call tells whether it is a tensor and which dims vary"
+            words = f"annotated as {hint.annotation}" if hint.annotation else "has no annotation"
+            reason = f"{words}; the first call tells whether it is a tensor and which dims vary"
             inputs.append(InputVerdict(hint.name, "pending", (), reason))
         elif hint.kind == "keywords":
             reason = "tensors passed this way are listed by name after the first call"
@@ -153,6 +157,7 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
         accepts_keywords=any(hint.kind == "keywords" for hint in hints),
         ragged=packed and group.role == "block" and implementation in _RAGGED_REPLACES,
         reads_max_seqlen=any("max_seqlen" in names for names in _argument_names(module)),
+        branches_on_batch=any(isinstance(child, nn.MultiheadAttention) for child in module.modules()),
     )
 
 
@@ -170,29 +175,37 @@ def _coverage(encoder: nn.Module, groups: list[RegionGroup]) -> float:
     return sum(inside.values()) / total if total else 0.0
 
 
-def _check_declared(info: EncoderInfo, regions: tuple[RegionPlan, ...], config: CompilationConfig, try_inputs: bool) -> None:
+def _check_declared(
+    info: EncoderInfo, regions: tuple[RegionPlan, ...], config: CompilationConfig, try_inputs: bool
+) -> None:
+    declared: list[tuple[str, RegionPlan, str, Iterable[int]]] = []  # what the user wrote, region, argument, dims
     for option, keys in (("dynamic_arg_dims", config.dynamic_arg_dims), ("compile_sizes", config.compile_sizes)):
         for key in keys:
-            owner, _, name = (key if option == "dynamic_arg_dims" else key.rpartition(".")[0]).rpartition(".")
-            if not any(name in region.arguments and owner in ("", region.class_name) for region in regions):
+            argument, size_dim = (key, "") if option == "dynamic_arg_dims" else key.rpartition(".")[::2]
+            owner, _, name = argument.rpartition(".")
+            having = [each for each in regions if name in each.arguments and owner in ("", each.class_name)]
+            if not having:
                 listed = "; ".join(f"{region.class_name}: {', '.join(region.arguments)}" for region in regions)
                 raise ConfigurationError(f"{option}[{key!r}]: no region of {info.path!r} has this argument; {listed}")
-    if not try_inputs or not any(region.dynamic_arg_dims or region.unbacked_dims for region in regions):
-        return
-    inputs = make_inputs(info.module)
+            if option == "compile_sizes":
+                declared += [(f"compile_sizes[{key!r}]", region, name, [int(size_dim)]) for region in having]
+    for region in regions:
+        marks = (("dynamic_arg_dims", region.dynamic_arg_dims), ("mark_unbacked_dims", region.unbacked_dims))
+        declared += [
+            (f"{option}[{name!r}]", region, name, spec) for option, mark in marks for name, spec in mark.items()
+        ]
+    inputs = make_inputs(info.module) if try_inputs and declared else None
     if inputs is None:  # then the first call checks
         return
-    ranks = observe_ranks(info.module, inputs, [(region.class_name, region.modules, region.arguments) for region in regions])
-    for region in regions:
-        for declared in (region.dynamic_arg_dims, region.unbacked_dims):
-            for name, dims in declared.items():
-                rank = ranks.get((region.class_name, name))
-                for dim in dims:
-                    if rank is not None and not -rank <= dim < rank:
-                        raise ConfigurationError(
-                            f"dynamic_arg_dims[{name!r}]: dim {dim} is out of range; in {region.class_name} that tensor "
-                            f"has {rank} dims"
-                        )
+    asked = {region.class_name: region for _, region, _, _ in declared}
+    ranks = observe_ranks(info.module, inputs, [(name, asked[name].modules, asked[name].arguments) for name in asked])
+    for words, region, name, dims in declared:
+        rank = ranks.get((region.class_name, name))
+        wrong = [each for each in dims if rank is not None and not -rank <= each < rank]
+        if wrong:
+            raise ConfigurationError(
+                f"{words}: dim {wrong[0]} is out of range; in {region.class_name} that tensor has {rank} dims"
+            )
 
 
 def _refuse_nested(encoders: list[EncoderPlan]) -> None:

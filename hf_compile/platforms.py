@@ -17,7 +17,7 @@ _SIMPLE_COMPILE_BACKEND = "inductor"
 
 def resolve_device(module: torch.nn.Module) -> str:
     """Return the device type of a module's first parameter or buffer; `"cpu"` when it has none."""
-    tensor = next(module.parameters(), None)
+    tensor: torch.Tensor | None = next(module.parameters(), None)
     if tensor is None:
         tensor = next(module.buffers(), None)
     return "cpu" if tensor is None else tensor.device.type

@@ -38,12 +38,13 @@ def choose_regions(encoder: nn.Module, config: CompilationConfig) -> tuple[str, 
         encoder: the encoder module.
         config: its `granularity` decides; `"auto"` takes blocks where layers repeat.
     """
-    blocks = dict(_blocks(encoder, "", config)) if config.granularity != "encoder" else {}
-    if not blocks:
-        reason = "asked for" if config.granularity == "encoder" else "no layer repeats in it"
-        mark = find_mark(type(encoder))
-        if mark is not None and mark.ignored:
-            return "encoder", f"{type(encoder).__name__} is marked by ignore_torch_compile", []
+    whole = config.granularity == "encoder"
+    blocks = {} if whole else dict(_blocks(encoder, "", config))
+    ignored = _ignored_class(encoder)
+    if whole and ignored:
+        return "encoder", f"asked for, but {ignored} in it is marked by ignore_torch_compile", []
+    if not blocks and not ignored:
+        reason = "asked for" if whole else "no layer repeats in it"
         return "encoder", reason, [RegionGroup(type(encoder).__name__, {"": encoder}, "encoder")]
     chosen = {id(module) for module in blocks.values()}
     parts = dict(_parts(encoder, "", chosen, config))
@@ -57,6 +58,8 @@ def choose_regions(encoder: nn.Module, config: CompilationConfig) -> tuple[str, 
             groups[key] = RegionGroup(type(module).__name__, {}, role)  # type: ignore[arg-type]
         groups[key].modules[path] = module
     reason = "asked for" if config.granularity == "block" else f"{len(blocks)} layers repeat"
+    if not blocks:
+        reason = f"no layer repeats in it, and {ignored} in it is marked by ignore_torch_compile"
     return "block", reason, list(groups.values())
 
 
@@ -80,7 +83,9 @@ def _blocks(module: nn.Module, path: str, config: CompilationConfig) -> Iterator
             yield from _blocks(child, here, config)
 
 
-def _parts(module: nn.Module, path: str, chosen: set[int], config: CompilationConfig) -> Iterator[tuple[str, nn.Module]]:
+def _parts(
+    module: nn.Module, path: str, chosen: set[int], config: CompilationConfig
+) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules with parameters beside the blocks; single layers of torch gain nothing from a graph."""
     for name, child in module.named_children():
         here = f"{path}.{name}".lstrip(".")
@@ -124,7 +129,17 @@ def _looks_deeper(stack: nn.Module, config: CompilationConfig) -> bool:
 
 def _may_compile(module: nn.Module, config: CompilationConfig) -> bool:
     mark = find_mark(type(module))
-    return mark is None or not (mark.ignored or (mark.enable_if is not None and not mark.enable_if(config)))
+    disabled = mark is not None and mark.enable_if is not None and not mark.enable_if(config)
+    return not disabled and _ignored_class(module) is None
+
+
+def _ignored_class(module: nn.Module) -> str | None:
+    """Return the name of a class in a module (or its own) whose forward is to stay eager: no graph may hold it."""
+    for cls in dict.fromkeys(map(type, module.modules())):
+        mark = find_mark(cls)
+        if mark is not None and mark.ignored:
+            return cls.__name__
+    return None
 
 
 def _is_marked(module: nn.Module, config: CompilationConfig) -> bool:
@@ -133,17 +148,24 @@ def _is_marked(module: nn.Module, config: CompilationConfig) -> bool:
 
 
 def _identity(module: nn.Module) -> tuple[object, ...]:
-    """What two modules must share to share a graph: class, parameter shapes, and the flags that their code reads."""
-    shapes = tuple((name, tuple(p.shape), p.dtype) for name, p in module.named_parameters())
+    """What two modules must share to share a graph: class, tensor shapes, and the flags that their code reads."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
     flags = []
     for path, child in module.named_modules():
         names = {name for code in _codes(type(child)) for name in code.co_names}
         flags += [
             (path, type(child), name, value)
             for name, value in sorted(vars(child).items())
-            if name in names and (value is None or isinstance(value, (bool, int, float, str)))
+            if name in names and _is_flag(value)
         ]
     return type(module), shapes, tuple(flags)
+
+
+def _is_flag(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_flag, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _codes(cls: type) -> Iterator[types.CodeType]:

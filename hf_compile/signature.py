@@ -8,7 +8,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -39,7 +39,7 @@ class InputVerdict:
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentHint:
-    """What the annotation of one argument says of it."""
+    """What the annotation of one argument says of it; one that leaves it open, such as `Any`, counts as missing."""
 
     name: str
     kind: Literal["tensor", "container", "other", "missing", "keywords"]
@@ -48,8 +48,9 @@ class ArgumentHint:
 
 def unwrapped_forward(module: torch.nn.Module | type) -> Callable[..., Any]:
     """Return the `forward` as written in the model's file, below the decorators of Transformers."""
-    cls = module if isinstance(module, type) else type(module)
-    return inspect.unwrap(cls.forward)
+    cls: Any = module if isinstance(module, type) else type(module)
+    forward: Callable[..., Any] = inspect.unwrap(cls.forward)
+    return forward
 
 
 def read_arguments(module: torch.nn.Module | type) -> list[ArgumentHint]:
@@ -98,6 +99,11 @@ def infer_dynamic_arg_dims(module: torch.nn.Module | type) -> dict[str, int]:
     return {hint.name: 0 for hint in read_arguments(module) if hint.kind in ("tensor", "container")}
 
 
+_Kind = Literal["tensor", "container", "missing", "other"]
+_STRONGEST_FIRST: tuple[_Kind, ...] = ("container", "tensor", "missing", "other")
+_OPEN = (Any, object, tuple, list, dict, Sequence, Mapping, typing.Tuple, typing.List, typing.Dict)  # noqa: UP006
+
+
 def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
     if not isinstance(annotation, str):
         return annotation
@@ -108,29 +114,35 @@ def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
         return annotation
 
 
-def _kind(annotation: Any) -> Literal["tensor", "container", "other"]:
+def _kind(annotation: Any) -> _Kind:
     kinds = set(_kinds(annotation))
-    return "container" if "container" in kinds else "tensor" if "tensor" in kinds else "other"
+    return next((kind for kind in _STRONGEST_FIRST if kind in kinds), "other")
 
 
-def _kinds(annotation: Any) -> Iterator[Literal["tensor", "container", "other"]]:
+def _kinds(annotation: Any) -> Iterator[_Kind]:
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    origin = typing.get_origin(annotation)
     if isinstance(annotation, str):  # unresolvable: read the words
         if re.search(r"\b\w*Tensor\b", annotation):
-            yield "container" if re.search(r"\b(tuple|list|dict|Tuple|List|Dict)\[", annotation) else "tensor"
-        return
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType) or origin is typing.Annotated:
+            yield "container" if re.search(r"\b(tuple|list|dict)\[", annotation, re.IGNORECASE) else "tensor"
+    elif annotation in _OPEN:
+        yield "missing"
+    elif origin in (typing.Union, types.UnionType):
         for part in typing.get_args(annotation):
             yield from _kinds(part)
-    elif isinstance(origin, type) and issubclass(origin, (Sequence, Mapping)):
-        if any(kind != "other" for part in typing.get_args(annotation) for kind in _kinds(part)):
-            yield "container"
+    elif origin is typing.Annotated:
+        yield from _kinds(typing.get_args(annotation)[0])
+    elif isinstance(origin, type) and issubclass(origin, Iterable):
+        inside = {kind for part in typing.get_args(annotation) for kind in _kinds(part)} - {"other"}
+        if inside:
+            yield "missing" if inside == {"missing"} else "container"
     elif isinstance(annotation, type):
-        if issubclass(annotation, torch.Tensor) or annotation.__module__ == "torch" and annotation.__name__.endswith("Tensor"):
+        is_output = dataclasses.is_dataclass(annotation) and issubclass(annotation, Mapping)
+        is_tensor_type = annotation.__module__ == "torch" and annotation.__name__.endswith(
+            "Tensor"
+        )  # torch.LongTensor
+        if issubclass(annotation, torch.Tensor) or is_tensor_type:
             yield "tensor"
-        elif dataclasses.is_dataclass(annotation) and issubclass(annotation, Mapping):  # a model output
+        elif is_output or hasattr(annotation, "_fields"):  # a model output, a named tuple
             yield "container"
-        else:
-            yield "other"
-    elif getattr(annotation, "__name__", "").endswith("Tensor"):  # torch.FloatTensor and its kin are no classes
-        yield "tensor"

@@ -32,7 +32,7 @@ def largest_difference(got: Any, want: Any) -> float:
             continue
         a, b = left.detach().double(), right.detach().double()
         same = (a == b) | (a.isnan() & b.isnan())
-        distance = (a - b).abs().masked_fill(same, 0.0).nan_to_num(nan=float("inf"))
+        distance = (a - b).abs().masked_fill(same, 0.0).nan_to_num(nan=float("inf"), posinf=float("inf"))
         scale = float(b.nan_to_num(0.0, 0.0, 0.0).abs().max()) or 1.0
         largest = max(largest, float(distance.max()) / scale)
     return largest
@@ -40,7 +40,8 @@ def largest_difference(got: Any, want: Any) -> float:
 
 def tolerance(output: Any) -> float:
     """Return the relative difference that rounding explains, for the coarsest dtype in an output."""
-    return max((_TOLERANCES.get(tensor.dtype, 0.0) for tensor, _ in _pairs(output, output) if tensor is not None), default=0.0)
+    dtypes = {tensor.dtype for tensor, _ in _pairs(output, output) if tensor is not None}
+    return max((_TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=0.0)
 
 
 def _pairs(got: Any, want: Any) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None]]:

@@ -61,8 +61,10 @@ class _RegionBackend:
 
     def __init__(self, region: Region) -> None:
         self.region = weakref.ref(region)
-        self.options = dict(region.config.options)
         self.backend = region.backend
+        self.options = dict(region.config.options)
+        if self.backend == "inductor":  # a patch convolution gains nothing from another layout, and choosing one guards the batch
+            self.options = {"layout_optimization": False, **self.options}
 
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         region = self.region()
@@ -154,7 +156,7 @@ def marked(
                     torch._dynamo.maybe_mark_dynamic(tensor, dim)
         with (
             shapes_config.patch(
-                backed_size_oblivious=shapes == DynamicShapesType.BACKED_SIZE_OBLIVIOUS, use_duck_shape=False
+                backed_size_oblivious=shapes != DynamicShapesType.BACKED, use_duck_shape=False
             ),
             dynamo_config.patch(suppress_errors=False, guard_nn_modules=True),
         ):

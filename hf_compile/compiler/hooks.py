@@ -25,15 +25,19 @@ _GLOBAL_DICTS = (
 
 
 class Watch:
-    """Where a hook or a replaced forward would appear, for one region module; made again when its modules change."""
+    """Where a hook or a replaced forward would appear, for one region module; made again with every graph."""
 
-    def __init__(self, module: nn.Module) -> None:
+    version = 0
+    """Of the region, when this was made."""
+
+    def __init__(self, module: nn.Module, before: Watch | None = None) -> None:
+        self.dense = before is not None and before.dense
+        """An input of this module was not contiguous before."""
         self.inner = [child for child in module.modules() if child is not module]
         own = [getattr(module, name) for name in _HOOK_DICTS]
         self.inner_dicts = [getattr(child, name) for child in self.inner for name in _HOOK_DICTS]
         self.hook_dicts = (*own, *_GLOBAL_DICTS, *self.inner_dicts)
         self.instances = (vars(module), *(vars(child) for child in self.inner))
-        self.inerts: dict[int, _InertInGraph] = {}
 
 
 class _InertInGraph:

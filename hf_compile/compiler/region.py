@@ -6,7 +6,6 @@ import collections
 import re
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,6 +39,10 @@ class _Refused(Exception):
 
 class _TryAgain(Exception):
     """Another thread compiled this kind of call in the meantime."""
+
+
+class _NotDense(Exception):
+    """No graph fits, and an input is not contiguous: made contiguous it may well fit."""
 
 
 class Region:
@@ -78,7 +81,7 @@ class Region:
         self.constants: dict[str, Any] = {}
         if plan.ragged and plan.reads_max_seqlen and (plan.accepts_keywords or "max_seqlen" in plan.arguments):
             self.constants["max_seqlen"] = MAX_SEQLEN
-        self.watches: weakref.WeakKeyDictionary[nn.Module, hooks.Watch] = weakref.WeakKeyDictionary()
+        self.version = 0
         self.call = self.call_for(None)
 
     # --- which graph -------------------------------------------------------------------------------------------------
@@ -120,6 +123,8 @@ class Region:
     def trace(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[], Any]) -> Any:
         """Let Dynamo trace a call that no graph fits; runs under Dynamo's own lock, in the calling thread."""
         tensors = dynamo.leaf_tensors(self.plan.arguments, args, kwargs)
+        if not getattr(self._local, "dense", False) and not all(map(torch.Tensor.is_contiguous, tensors.values())):
+            raise _NotDense
         kind = self._kind(module, args, kwargs)
         if dynamo.is_forced_not_to_compile():
             return convert()  # torch raises, in its words
@@ -141,7 +146,7 @@ class Region:
         self._compiled[kind] += 1
         self._local.seen = dict(self._compiled)
         self._count(num_backend_compilations=self.graphs - before)
-        self.watches.clear()  # a graph is made again when a module was replaced
+        self.version += 1
         self._note_unread(tensors)
         logger.info(f"{self.name}: graph {self.graphs} compiled in {seconds:.1f} s ({mode_of_execution()})")
         return result
@@ -161,26 +166,29 @@ class Region:
             raise _Refused(f"recompile_limit={self.config.recompile_limit} is reached; {describe(kind)}")
 
     def _convert(self, module: nn.Module, tensors: Mapping[str, torch.Tensor], convert: Callable[[], Any]) -> Any:
-        def attempt(broadcast: bool) -> Any:
-            with dynamo.marked(
-                tensors,
-                shapes=DynamicShapesType(self.config.dynamic_shapes),
-                declared=self.plan.dynamic_arg_dims,
-                unbacked=self.plan.unbacked_dims,
-                static=getattr(self._local, "static", {}),
-                broadcast=broadcast,
-            ):
-                return convert()
-
-        may_broadcast = any(t.dim() and t.shape[0] == 1 for t in list(tensors.values())[1:])
-        try:
-            return attempt(broadcast=False)
-        except (ConfigurationError, _Refused):
-            raise
-        except Exception:
-            if not may_broadcast:
+        shapes = DynamicShapesType(self.config.dynamic_shapes)
+        attempts = [(shapes, False)]
+        if self.plan.branches_on_batch and shapes == DynamicShapesType.BACKED_SIZE_OBLIVIOUS:
+            attempts.insert(0, (DynamicShapesType.UNBACKED, False))
+        if any(tensor.dim() and tensor.shape[0] == 1 for tensor in list(tensors.values())[1:]):
+            attempts.append((shapes, True))
+        for attempt, (kind, broadcast) in enumerate(attempts, start=1):
+            try:
+                with dynamo.marked(
+                    tensors,
+                    shapes=kind,
+                    declared=self.plan.dynamic_arg_dims,
+                    unbacked=self.plan.unbacked_dims,
+                    static=getattr(self._local, "static", {}),
+                    broadcast=broadcast,
+                ):
+                    return convert()
+            except ConfigurationError:
                 raise
-            return attempt(broadcast=True)
+            except Exception:
+                if attempt == len(attempts):
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def saw_graph(self, inputs: Mapping[str, tuple[int | None, ...]]) -> None:
         """Take note of a graph that reached the backend, and of the dims that are symbols in it."""
@@ -269,7 +277,11 @@ class Region:
             self._count(num_compile_failures=1)
             if kind is not None:
                 self._failures[kind] = reason
-            logger.warning(f"{self.name} runs eager for this kind of call: {reason}")
+                logger.warning(f"{self.name} runs eager for this kind of call: {reason}")
+            else:  # a graph was built and fails where eager works
+                reason = f"a compiled graph failed at run time: {reason}"
+                self.give_up_region(reason)
+                logger.warning(f"{self.name} runs eager from now on: {reason}")
         self.note_eager(reason)
         return result
 
@@ -284,14 +296,16 @@ class Region:
         given = {**kwargs, **self.constants}
         args_in, given = dense(args), dense(given)
         before = self.graphs
-        for _ in range(8):
+        self._local.dense = True
+        try:
             try:
                 result = call(module, args_in, given)
-                break
             except _TryAgain:
-                continue
-            except Exception as error:
-                return self.recover(module, args, kwargs, error)
+                result = call(module, args_in, given)
+        except Exception as error:
+            return self.recover(module, args, kwargs, error)
+        finally:
+            self._local.dense = False
         self.calls += 1
         if self.config.verify and self.graphs > before:
             return self._verified(module, args, kwargs, result)
@@ -331,20 +345,14 @@ class Region:
             return "hidden states were asked for, and a whole-encoder graph does not return them"
         return hooks.eager_because_of_hooks(module, watch, self.undos.append)
 
-    def careful_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def careful_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: hooks.Watch
+    ) -> Any:
         """Serve a call that has hooks, a mode with a policy, ranges, or anything else beside the plain case."""
-        watch = self.watch(module)
         reason = self.why_eager(module, watch, kwargs)
         if reason is not None:
             return self.eager(module, args, kwargs, reason)
         return hooks.call_with_hooks(module, args, kwargs, lambda *a, **k: self.run(module, a, k))
-
-    def watch(self, module: nn.Module) -> hooks.Watch:
-        """Return where hooks would appear on this module."""
-        found = self.watches.get(module)
-        if found is None:
-            found = self.watches[module] = hooks.Watch(module)
-        return found
 
 
 def dense(values: Any) -> Any:
@@ -374,32 +382,34 @@ def dense(values: Any) -> Any:
 def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
     """Return the function for the module's compiled slot. It is on the path of every call: no work that can wait."""
     instance = vars(module)
-    is_compiling = torch.compiler.is_compiling
-    is_tracing = torch._C._get_tracing_state
-    watches = region.watches
-    dropped, constants = region.dropped, region.constants
-    call = region.call
+    is_compiling, is_tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
+    constants, call = region.constants, region.call
+    watch = hooks.Watch(module)
 
     def compiled_call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal watch
         if is_compiling() or is_tracing():  # an outer torch.compile or export inlines the plain module
             return module._call_impl(*args, **kwargs)
-        watch = watches.get(module) or region.watch(module)
-        if region.careful or instance["training"] or any(watch.hook_dicts):
-            return region.careful_call(module, args, kwargs)
+        if watch.version != region.version:  # a graph was made again, maybe since a module was replaced
+            watch = hooks.Watch(module, watch)
+            watch.version = region.version
+        if (
+            region.careful
+            or instance["training"]
+            or any(watch.hook_dicts)
+            or not kwargs.keys().isdisjoint(_RECORDED)
+        ):
+            return region.careful_call(module, args, kwargs, watch)
         for attributes in watch.instances:
             if "forward" in attributes:
-                return region.careful_call(module, args, kwargs)
-        given = kwargs
-        if kwargs:
-            if kwargs.get("output_attentions") or (region.plan.role == "encoder" and kwargs.get("output_hidden_states")):
-                return region.careful_call(module, args, kwargs)
-            for name in dropped:
-                kwargs.pop(name, None)
-            given = dense({**kwargs, **constants} if constants else dict(kwargs))
-        elif constants:
-            given = dict(constants)
+                return region.careful_call(module, args, kwargs, watch)
+        if watch.dense:
+            return region.run(module, args, kwargs)
         try:
-            result = call(module, dense(args), given)
+            result = call(module, args, {**kwargs, **constants} if constants else kwargs)
+        except _NotDense:
+            watch.dense = True
+            return region.run(module, args, kwargs)
         except _TryAgain:
             return region.run(module, args, kwargs)
         except Exception as error:
