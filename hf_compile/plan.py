@@ -13,6 +13,7 @@ from .decorators import find_mark
 from .encoders import EncoderInfo, find_encoders
 from .errors import ConfigurationError, UnsupportedModelError
 from .inputs import make_inputs, observe_ranks
+from .patching import FamilyPatch, find_patches
 from .platforms import resolve_backend, resolve_device
 from .regions import RegionGroup, choose_regions, reads_cu_seqlens
 from .signature import InputVerdict, read_arguments
@@ -60,7 +61,7 @@ class RegionPlan:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderPlan:
-    """The regions of one encoder, and how they are compiled."""
+    """The regions of one encoder, how they are compiled, and the family patches that are applied first."""
 
     info: EncoderInfo
     granularity: str
@@ -69,6 +70,7 @@ class EncoderPlan:
     regions: tuple[RegionPlan, ...]
     config: CompilationConfig
     backend: str | Callable[..., Any]
+    patches: tuple[FamilyPatch, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +113,18 @@ def make_plan(
             raise UnsupportedModelError(f"{info.path or type(info.module).__name__}: nothing to compile; {reason}")
         regions = tuple(_plan_region(group, own) for group in groups)
         _check_declared(info, regions, own, try_inputs)
+        model_types = [getattr(getattr(each, "config", None), "model_type", "") for each in (info.module, model)]
         encoders.append(
-            EncoderPlan(info, granularity, reason, _coverage(info.module, groups), regions, own, resolve_backend(own))
+            EncoderPlan(
+                info=info,
+                granularity=granularity,
+                granularity_reason=reason,
+                coverage=_coverage(info.module, groups),
+                regions=regions,
+                config=own,
+                backend=resolve_backend(own),
+                patches=find_patches(*model_types),
+            )
         )
     _refuse_nested(encoders)
     return ModelPlan(type(model).__name__, resolve_device(model), config, tuple(encoders))

@@ -46,6 +46,7 @@ class EncoderReport:
     granularity: str
     granularity_reason: str
     coverage: float
+    patches: tuple[str, ...]
     regions: tuple[RegionReport, ...]
 
 
@@ -64,6 +65,7 @@ class StatusReport:
         content = dataclasses.asdict(self)
         for encoder in content["encoders"]:
             encoder["modalities"] = list(encoder["modalities"])
+            encoder["patches"] = list(encoder["patches"])
             encoder["regions"] = [
                 {**region, "inputs": [{**verdict, "dims": list(verdict["dims"])} for verdict in region["inputs"]]}
                 for region in encoder["regions"]
@@ -90,6 +92,8 @@ class StatusReport:
                 f"  granularity {encoder.granularity}: {encoder.granularity_reason}; "
                 f"{encoder.coverage:.0%} of its parameters lie inside regions"
             )
+            for patch in encoder.patches:
+                yield Text(f"  patched for {patch}")
             table = Table(show_edge=False, pad_edge=False)
             for heading in ("region", "modules", "state", "graphs", "calls", "eager", "compile s"):
                 table.add_column(heading, justify="left" if heading in ("region", "state") else "right")
@@ -125,6 +129,7 @@ def report(plan: ModelPlan, attached: Attached | None = None) -> StatusReport:
                 granularity=encoder.granularity,
                 granularity_reason=encoder.granularity_reason,
                 coverage=encoder.coverage,
+                patches=tuple(f"{patch.model_type}: {patch.reason}" for patch in encoder.patches),
                 regions=tuple(regions),
             )
         )

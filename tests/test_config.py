@@ -133,7 +133,8 @@ def test_mode_is_an_integer_or_a_name(mode):
         ({"compile_sizes": {0: 3}}, "compile_sizes={0: 3} is not legal; it must be a mapping whose keys are strings"),
         (
             {"execution_modes": {"eval": "eager"}},
-            "execution_modes key='eval' is not legal; choose one of 'inference', 'no_grad', 'grad', 'train', 'autocast'",
+            "execution_modes key='eval' is not legal; "
+            "choose one of 'inference', 'no_grad', 'grad', 'train', 'autocast'",
         ),
         (
             {"execution_modes": {"train": "off"}},

@@ -80,7 +80,7 @@ def line_of(cls, code):
             Item,
             "count > 3",
             "Could not guard on data-dependent expression u0 > 3",
-            "the code branches on values that only a run can tell: write it with torch.where, or keep its class eager ",
+            "the code branches on values that only a run can tell: write it with torch.where, or keep its class ",
             marks=pytest.mark.smoke,
         ),
         (Branch, Branch, "if x.sum()", "Data-dependent branching (Detected ", "torch.where"),

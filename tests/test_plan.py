@@ -260,7 +260,7 @@ def test_nothing_to_compile():
 
 
 def test_no_encoder():
-    with pytest.raises(EncoderNotFoundError, match="^Linear has no separable vision, video or audio encoder: "):
+    with pytest.raises(EncoderNotFoundError, match=r"^Linear has no separable vision, video or audio encoder: "):
         plan(nn.Linear(1, 1))
 
 

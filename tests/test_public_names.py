@@ -43,7 +43,7 @@ def test_no_room_has_a_public_name():
 def test_all_is_sorted_and_complete():
     assert hf_compile.__all__ == sorted(set(hf_compile.__all__))
     assert dir(hf_compile) == hf_compile.__all__
-    with pytest.raises(AttributeError, match="^module 'hf_compile' has no attribute 'compile_encoder'$"):
+    with pytest.raises(AttributeError, match=r"^module 'hf_compile' has no attribute 'compile_encoder'$"):
         hf_compile.compile_encoder  # noqa: B018
 
 

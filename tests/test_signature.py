@@ -10,7 +10,7 @@ from typing import Annotated, Any, Dict, List, NamedTuple, Optional, Tuple, Unio
 
 import pytest
 import torch
-from torch import FloatTensor, Tensor, nn
+from torch import FloatTensor, Tensor, nn  # noqa: F401 - named by strings
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_compile import infer_dynamic_arg_dims
@@ -39,7 +39,7 @@ TENSORS = [
     torch.Tensor | None,
     Optional[torch.FloatTensor],  # noqa: UP045
     Union[torch.Tensor, int],  # noqa: UP007
-    Optional["torch.Tensor"],  # noqa: UP045
+    Optional["torch.Tensor"],
     Annotated[torch.Tensor, "batch, length"],
     "OnlyForTypeCheckers.LongTensor | None",
 ]
@@ -99,8 +99,8 @@ class Mixed(nn.Module):
         mask,
         scale: float = 1.0,
         *rest,
-        ids: Optional[Tensor] = None,
-        **kw,  # noqa: UP045
+        ids: Optional[Tensor] = None,  # noqa: UP045
+        **kw,
     ):
         return x
 

@@ -56,6 +56,8 @@ def attach(model: nn.Module, plan: ModelPlan, on_give_up: Callable[[], None]) ->
         _set_aside_slots(model, plan, undo)
         undo.callback(register_attention())
         for encoder in plan.encoders:
+            for patch in encoder.patches:
+                undo.callback(patch.apply(encoder.info.module))
             if encoder.config.mode == CompilationMode.STOCK_TORCH_COMPILE:
                 _attach_stock(encoder, attached, undo)
             else:
