@@ -717,7 +717,7 @@ def _read_wave(path: pathlib.Path) -> np.ndarray[Any, Any]:
     with wave.open(str(path)) as stream:
         rate, channels = stream.getframerate(), stream.getnchannels()
         samples = np.frombuffer(stream.readframes(stream.getnframes()), np.int16).reshape(-1, channels).mean(1) / 32768
-    return resample_poly(samples, SAMPLING_RATE, rate).astype(np.float32)
+    return np.clip(resample_poly(samples, SAMPLING_RATE, rate), -1, 1).astype(np.float32)
 
 
 def requests(name: str, folder: str | os.PathLike[str], *, video: bool = False) -> list[dict[str, torch.Tensor]]:

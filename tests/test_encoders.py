@@ -85,6 +85,8 @@ def summary(infos):
         ("T5Gemma2ForConditionalGeneration", [("model.encoder.vision_tower", "SiglipVisionModel", IMAGE)]),
         # its arguments are named like those of any layer; only get_encoder tells
         ("Florence2ForConditionalGeneration", [("model.vision_tower", "Florence2VisionBackbone", IMAGE)]),
+        # its decoder takes sound too
+        ("SpeechT5ForSpeechToText", [("speecht5.encoder", "SpeechT5EncoderWithSpeechPrenet", AUDIO)]),
         # the head takes the same input; its base is the encoder
         ("Wav2Vec2ForCTC", [("wav2vec2", "Wav2Vec2Model", AUDIO)]),
     ],

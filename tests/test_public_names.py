@@ -67,6 +67,23 @@ def test_docstring(name):
         assert [each for each in members if not inspect.getdoc(getattr(value, each))] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "built_in"),
+    [
+        ("ConfigurationError", ValueError),
+        ("BackendError", ValueError),
+        ("EncoderNotFoundError", LookupError),
+        ("UnsupportedModelError", TypeError),
+        ("CompileRangeError", ValueError),
+        ("RegionCompileError", RuntimeError),
+        ("VerificationError", ArithmeticError),
+    ],
+)
+def test_errors_derive_from_built_in_ones(name, built_in):
+    assert issubclass(getattr(hf_compile, name), hf_compile.HfCompileError)
+    assert issubclass(getattr(hf_compile, name), built_in)
+
+
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_examples(name):
     value = getattr(hf_compile, name)

@@ -1,8 +1,8 @@
 """Tests only: import a torchvision whose C extension does not load, as next to a CPU build of torch.
 
-The transforms in the image and video processors of Transformers are plain Python; what fails is the import, because
-torchvision describes operators (nms, roi_align, ...) that its C extension should have defined. Here they are defined
-with a placeholder schema; calling one still fails. Users have a torch and a torchvision that match, and need none of this.
+The transforms that the processors of Transformers use are plain Python; what fails is the import, because torchvision
+describes operators (nms, roi_align, ...) that its C extension should have defined. Here they are defined with a
+placeholder schema; calling one still fails. Users have a torch and a torchvision that match, and need none of this.
 
     pip install --no-deps --target .torchvision torchvision==0.28.0
 """

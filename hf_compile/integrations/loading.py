@@ -155,7 +155,16 @@ def inspect_mm_encoder(
         model_config = _read_config(model_or_id, hub_kwargs)
         chosen = chosen or _class_for(model_config, hub_kwargs.get("trust_remote_code"))
         counted = ("attn_implementation", "trust_remote_code") if _is_auto(chosen) else ("attn_implementation",)
-        model = _skeleton(chosen, model_config, **{name: hub_kwargs[name] for name in counted if name in hub_kwargs})
+        options = {name: hub_kwargs[name] for name in counted if name in hub_kwargs}
+        try:
+            model = _skeleton(chosen, model_config, **options)
+        except (ImportError, OSError, ValueError):  # in the words of Transformers: a package is missing, ...
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"{chosen.__name__} cannot be built from its config without weights, which fails with "
+                f"{type(error).__name__}: {error}; load it, and inspect the model"
+            ) from error
         note = "planned from the config alone, without weights"
     if config.mode == CompilationMode.NONE:
         note = "; ".join(filter(None, (note, "mode 0 (NONE): nothing of this would be compiled")))

@@ -1,4 +1,4 @@
-"""`accelerate launch -m hf_compile run` and `torchrun -m hf_compile run`: two real ranks with different image sizes."""
+"""`accelerate launch` and `torchrun` with `-m hf_compile run`: two real ranks that feed different image sizes."""
 
 import json
 import os

@@ -359,6 +359,15 @@ def test_what_does_not_fit_is_said_without_weights(checkpoint, options, error, w
         hf_compile.inspect_mm_encoder(checkpoint("llava"), **options)
 
 
+def test_a_model_that_cannot_be_built_without_weights_is_told_so(checkpoint, monkeypatch):
+    def broken(self, config):
+        raise AttributeError("no such field")
+
+    monkeypatch.setattr(LlavaForConditionalGeneration, "__init__", broken)
+    with pytest.raises(hf_compile.UnsupportedModelError, match=r"no such field; load it, and inspect the model"):
+        hf_compile.inspect_mm_encoder(checkpoint("llava"))
+
+
 def test_inspect_of_something_else():
     with pytest.raises(hf_compile.UnsupportedModelError, match="dict"):
         hf_compile.inspect_mm_encoder({})
