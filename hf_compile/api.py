@@ -71,9 +71,10 @@ def compile_mm_encoder(
     config = resolve_switch(True, compilation_config).config
     module = _module_of(model)
     with _lock:
-        key = (config, tuple([encoder] if isinstance(encoder, str) else encoder) if encoder is not None else None)
+        key = (config, tuple(encoder) if isinstance(encoder, Iterable) and not isinstance(encoder, str) else encoder)
         current = _find(module)
-        if current is not None and _attached[module][1] == key:
+        before = _attached[module][1] if current is not None else None
+        if before == key:
             return model
         plan = make_plan(module, config, encoder=key[1])
         if current is not None:
@@ -82,7 +83,7 @@ def compile_mm_encoder(
             _attach(module, plan, key)
         except BaseException:
             if current is not None:
-                _attach(module, current.plan, (current.plan.config, None))
+                _attach(module, current.plan, before)
             raise
     compilation_counter.add(num_models_seen=1)
     return model

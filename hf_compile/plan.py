@@ -20,7 +20,8 @@ from .signature import InputVerdict, read_arguments
 
 __all__ = ["EncoderPlan", "ModelPlan", "RegionPlan", "make_plan"]
 
-_RAGGED_REPLACES = ("sdpa", "eager", None)
+RAGGED_REPLACES = ("sdpa", "eager", None)
+"""Attention implementations that loop over packed segments; any other was chosen on purpose and stays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +168,7 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
         inputs=tuple(inputs),
         arguments=tuple(hint.name for hint in hints if hint.kind != "keywords"),
         accepts_keywords=any(hint.kind == "keywords" for hint in hints),
-        ragged=packed and group.role == "block" and implementation in _RAGGED_REPLACES,
+        ragged=packed and group.role == "block" and implementation in RAGGED_REPLACES,
         reads_max_seqlen=any("max_seqlen" in names for names in _argument_names(module)),
         branches_on_batch=any(isinstance(child, nn.MultiheadAttention) for child in module.modules()),
     )

@@ -15,13 +15,10 @@ import torch
 from torch import nn
 
 from ..attention import ATTENTION_NAME
+from ..plan import RAGGED_REPLACES
 from ..regions import reads_cu_seqlens
 
 __all__ = ["put_config_views"]
-
-RAGGED_REPLACES = ("sdpa", "eager", None)
-"""Attention implementations that loop over segments; any other was chosen on purpose and stays."""
-
 
 class _ConfigView:
     def __init__(self, original: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -33,8 +35,10 @@ def compile_region(region: Region) -> Callable[..., Any]:
     Torch's cache, limits, logs and profiles are kept per code object: each region has its own, named after its class.
     """
     name = re.sub(r"\W", "_", region.plan.class_name)
-    code = _trampoline.__code__.replace(co_name=name, co_qualname=name) if _HAS_QUALNAME else _trampoline.__code__.replace(co_name=name)
-    own = types.FunctionType(code, _trampoline.__globals__, name)
+    changes: dict[str, Any] = {"co_name": name, "co_firstlineno": next(_lines)}
+    if sys.version_info >= (3, 11):
+        changes["co_qualname"] = name
+    own = types.FunctionType(_trampoline.__code__.replace(**changes), _trampoline.__globals__, name)
     call = torch.compile(
         own,
         backend=_RegionBackend(region),
@@ -53,7 +57,9 @@ def _trampoline(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
     return type(module).forward(module, *args, **kwargs)
 
 
-_HAS_QUALNAME = hasattr(_trampoline.__code__, "co_qualname")  # Python 3.11
+# Dynamo remembers which sizes varied by file, line and name of a code object: a line of its own keeps each region's
+# memory apart from that of the same class in another model.
+_lines = itertools.count(1_000_000)
 
 
 class _RegionBackend:
@@ -139,8 +145,13 @@ def marked(
     Raises:
         ConfigurationError: a declared dim is out of range.
     """
-    before = {name: set(vars(tensor)) for name, tensor in tensors.items()}
+    bases = [tensor._base for tensor in tensors.values() if tensor._base is not None]
+    touched = {id(tensor): (tensor, set(vars(tensor))) for tensor in (*tensors.values(), *bases)}
+    inputs = {id(tensor) for tensor in tensors.values()}
     try:
+        for base in bases:  # the tensor that an input is a view of varies with it, and must not become a guard
+            if id(base) not in inputs:
+                torch._dynamo.mark_static(base)
         for position, (name, tensor) in enumerate(tensors.items()):
             argument = name.partition("[")[0]
             if argument in declared or argument in unbacked:
@@ -162,8 +173,8 @@ def marked(
         ):
             yield
     finally:  # marks are attributes of the caller's tensors
-        for name, tensor in tensors.items():
-            for attribute in set(vars(tensor)) - before[name]:
+        for tensor, before in touched.values():
+            for attribute in set(vars(tensor)) - before:
                 delattr(tensor, attribute)
 
 

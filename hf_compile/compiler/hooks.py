@@ -32,7 +32,7 @@ class Watch:
 
     def __init__(self, module: nn.Module, before: Watch | None = None) -> None:
         self.dense = before is not None and before.dense
-        """An input of this module was not contiguous before."""
+        """An input of this module was not contiguous, or began inside its storage, before."""
         self.inner = [child for child in module.modules() if child is not module]
         own = [getattr(module, name) for name in _HOOK_DICTS]
         self.inner_dicts = [getattr(child, name) for child in self.inner for name in _HOOK_DICTS]

@@ -42,7 +42,7 @@ class _TryAgain(Exception):
 
 
 class _NotDense(Exception):
-    """No graph fits, and an input is not contiguous: made contiguous it may well fit."""
+    """No graph fits, and an input is not dense: made so it may well fit."""
 
 
 class Region:
@@ -71,7 +71,11 @@ class Region:
         self._failures: dict[tuple[Any, ...], str] = {}
         self._compiled: collections.Counter[tuple[Any, ...]] = collections.Counter()
         self._local = threading.local()
-        self._sizes = {_size_key(key): sizes for key, sizes in self.config.compile_sizes.items() if _size_key(key)[0] in plan.arguments}
+        self._sizes = {}
+        for key, sizes in self.config.compile_sizes.items():
+            owner, name, dim = split_size_key(key)
+            if owner in ("", plan.class_name) and name in plan.arguments:
+                self._sizes[name, dim] = sizes
         self._calls: dict[Any, Callable[..., Any]] = {}
         self.ranged = self.config.compile_ranges != (CompileRange(),) or bool(self._sizes)
         policies = self.config.execution_modes
@@ -123,7 +127,7 @@ class Region:
     def trace(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[], Any]) -> Any:
         """Let Dynamo trace a call that no graph fits; runs under Dynamo's own lock, in the calling thread."""
         tensors = dynamo.leaf_tensors(self.plan.arguments, args, kwargs)
-        if not getattr(self._local, "dense", False) and not all(map(torch.Tensor.is_contiguous, tensors.values())):
+        if not getattr(self._local, "dense", False) and not all(map(is_dense, tensors.values())):
             raise _NotDense
         kind = self._kind(module, args, kwargs)
         if dynamo.is_forced_not_to_compile():
@@ -293,8 +297,7 @@ class Region:
         if call is None:
             self.note_eager("a size outside the compile ranges (out_of_range='eager')")
             return type(module).forward(module, *args, **kwargs)
-        given = {**kwargs, **self.constants}
-        args_in, given = dense(args), dense(given)
+        args_in, given = dense(args), dense({**kwargs, **self.constants})
         before = self.graphs
         self._local.dense = True
         try:
@@ -355,28 +358,21 @@ class Region:
         return hooks.call_with_hooks(module, args, kwargs, lambda *a, **k: self.run(module, a, k))
 
 
-def dense(values: Any) -> Any:
-    """Return the arguments with every tensor contiguous; a stride that varies would be a further graph."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            kind = type(value)
-            if kind is torch.Tensor:
-                if not value.is_contiguous():
-                    values[key] = value.contiguous()
-            elif kind is tuple or kind is list or kind is dict:
-                values[key] = dense(dict(value) if kind is dict else value)
-        return values
-    for value in values:
-        kind = type(value)
-        if (kind is torch.Tensor and not value.is_contiguous()) or kind is tuple or kind is list or kind is dict:
-            break
-    else:
-        return values
-    made = [
-        value.contiguous() if type(value) is torch.Tensor else dense(value) if type(value) in (tuple, list) else value
-        for value in values
-    ]
-    return made if type(values) is list else tuple(made)
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor is contiguous from the start of its storage; otherwise its strides or offset become guards."""
+    return tensor.is_contiguous() and not tensor.storage_offset()
+
+
+def dense(value: Any) -> Any:
+    """Return an argument, or a container of them, with every tensor dense; what is so already is not copied."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        return value if is_dense(value) else value.clone(memory_format=torch.contiguous_format)
+    if kind is tuple or kind is list:
+        return kind(map(dense, value))
+    if kind is dict:
+        return {key: dense(member) for key, member in value.items()}
+    return value
 
 
 def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
@@ -438,6 +434,8 @@ def describe(kind: tuple[Any, ...]) -> str:
     )
 
 
-def _size_key(key: str) -> tuple[str, int]:
+def split_size_key(key: str) -> tuple[str, str, int]:
+    """Return class name (or ""), argument and dim of a key of `compile_sizes`."""
     name, _, dim = key.rpartition(".")
-    return name.rpartition(".")[2], int(dim)
+    owner, _, argument = name.rpartition(".")
+    return owner, argument, int(dim)

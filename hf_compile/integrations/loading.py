@@ -23,13 +23,11 @@ from ..config import CompilationConfig, CompilationMode, Switch, resolve_switch
 from ..encoders import find_encoders
 from ..errors import ConfigurationError, EncoderNotFoundError, HfCompileError, UnsupportedModelError
 from ..report import StatusReport, report
+from .transformers import KEYWORDS
 
-__all__ = ["KEYWORDS", "check_keywords", "from_pretrained", "inspect_mm_encoder", "load_with_keywords"]
+__all__ = ["check_keywords", "from_pretrained", "inspect_mm_encoder", "load_with_keywords"]
 
 logger = logging.get_logger("transformers.hf_compile")
-
-KEYWORDS = ("compile_mm_encoder", "compilation_config")
-"""The keywords that `from_pretrained` of a class of Transformers understands while the hook is installed."""
 
 Path = str | os.PathLike[str]
 Config = CompilationConfig | Mapping[str, Any] | str | os.PathLike[str] | None
@@ -194,7 +192,7 @@ def check_keywords(kwargs: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: an option is illegal.
     """
-    if not _inside_load.get() and any(name in kwargs for name in KEYWORDS):
+    if not _inside_load.get():
         resolve_switch(*(kwargs.get(name) for name in KEYWORDS))
 
 

@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 from typing import Any
 
-__all__ = ["Installation", "install", "uninstall", "when_imported"]
+__all__ = ["KEYWORDS", "Installation", "install", "uninstall", "when_imported"]
+
+KEYWORDS = ("compile_mm_encoder", "compilation_config")
+"""The keywords that `from_pretrained` of a class of Transformers understands while the hook is installed."""
 
 # Nothing is imported for the sake of a patch: a class is patched when its module is there, now or later, so that
 # `hf-compile run` leaves a script the time to set what torch and Transformers read when they are imported.
@@ -75,11 +78,11 @@ def install() -> Installation:
     with _lock:
         _installed.append(installation)
         if len(_installed) == 1:
-            _undo.callback(when_imported(_MODELS, functools.partial(_patch_named, "PreTrainedModel", _load)))
-            _undo.callback(when_imported(_AUTO_MODELS, _patch_auto_models))
-            for replacement, places in ((_check, (_AUTO_CONFIG,)), (_drop, _AUTO_PROCESSORS)):
-                for name, class_name in places:
-                    _undo.callback(when_imported(name, functools.partial(_patch_named, class_name, replacement)))
+            try:
+                _patch_all()
+            except BaseException:
+                installation.uninstall()
+                raise
     return installation
 
 
@@ -98,17 +101,24 @@ def _load(call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 
 def _check(call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     """Refuse bad options where a pipeline starts; the keywords stay, as unused ones do."""
-    from . import loading
+    if any(name in kwargs for name in KEYWORDS):
+        from . import loading
 
-    loading.check_keywords(kwargs)
+        loading.check_keywords(kwargs)
     return call(**kwargs)
 
 
 def _drop(call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     """Keep the `model_kwargs` of a pipeline out of its tokenizer, which would write them into its files."""
-    from . import loading
+    return call(**{name: value for name, value in kwargs.items() if name not in KEYWORDS})
 
-    return call(**{name: value for name, value in kwargs.items() if name not in loading.KEYWORDS})
+
+def _patch_all() -> None:
+    _undo.callback(when_imported(_MODELS, functools.partial(_patch_named, "PreTrainedModel", _load)))
+    _undo.callback(when_imported(_AUTO_MODELS, _patch_auto_models))
+    for replacement, places in ((_check, (_AUTO_CONFIG,)), (_drop, _AUTO_PROCESSORS)):
+        for name, class_name in places:
+            _undo.callback(when_imported(name, functools.partial(_patch_named, class_name, replacement)))
 
 
 def _patch_auto_models(module: ModuleType) -> None:

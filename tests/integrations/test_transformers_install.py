@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -128,6 +129,13 @@ def test_installs_are_counted(checkpoint):
     with hf_compile.install(), hf_compile.install():
         assert understood()
     assert not understood()
+
+
+def test_an_install_that_fails_halfway_leaves_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.models.auto.video_processing_auto", types.ModuleType("half"))
+    with pytest.raises(AttributeError, match="AutoVideoProcessor"):
+        hf_compile.install()
+    assert not hasattr(PreTrainedModel.from_pretrained, "__wrapped__")
 
 
 def test_a_patch_of_somebody_else_on_top_survives(checkpoint):
