@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .compiler import Attached, attach
+from .compiler import Attached, attach, without_slots
 from .config import CompilationConfig, CompilationMode, resolve_switch
 from .counters import compilation_counter
 from .errors import ConfigurationError, UnsupportedModelError
@@ -122,11 +123,16 @@ def status(model: Any) -> StatusReport:
         UnsupportedModelError: the object is no model.
     """
     module = _module_of(model)
-    current = _find(module)
-    if current is None:
+    reports = []
+    for path, inner in module.named_modules():
+        current = _find(inner)
+        if current is not None:
+            reports.append(report(current.plan, current, inside=path))
+    if not reports:
         note = "not compiled by hf_compile; every call runs eager"
         return StatusReport(type(module).__name__, "none", "none", (), note)
-    return report(current.plan, current)
+    encoders = tuple(encoder for each in reports for encoder in each.encoders)
+    return dataclasses.replace(reports[0], model_class=type(module).__name__, encoders=encoders)
 
 
 def verify(model: Any, inputs: Mapping[str, Any], *, encoder: str | None = None) -> dict[str, float]:
@@ -154,14 +160,8 @@ def verify(model: Any, inputs: Mapping[str, Any], *, encoder: str | None = None)
     info = infos[0]
     with torch.no_grad():
         got = info.module(**inputs)
-        with _lock:
-            plan, key = current.plan, _attached[module][1]
-            current.detach()
-            try:
-                want = info.module(**inputs)
-            finally:
-                del _attached[module]
-                _attach(module, plan, key)
+        with _lock, without_slots(info.module):
+            want = info.module(**inputs)
     return {info.path: largest_difference(got, want)}
 
 

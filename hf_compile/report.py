@@ -111,8 +111,14 @@ class StatusReport:
                     yield Text(f"  {verdict.name}: {verdict.verdict}{dims} ({verdict.reason})")
 
 
-def report(plan: ModelPlan, attached: Attached | None = None) -> StatusReport:
-    """Return the report of a plan, with what happened since it was attached."""
+def report(plan: ModelPlan, attached: Attached | None = None, inside: str = "") -> StatusReport:
+    """Return the report of a plan, with what happened since it was attached.
+
+    Args:
+        plan: the plan.
+        attached: the plan at work.
+        inside: path of the planned module in a larger model.
+    """
     encoders = []
     for index, encoder in enumerate(plan.encoders):
         running: Sequence[Region | None] = attached.regions[index] if attached is not None else []
@@ -122,7 +128,7 @@ def report(plan: ModelPlan, attached: Attached | None = None) -> StatusReport:
         ]
         encoders.append(
             EncoderReport(
-                path=encoder.info.path,
+                path=".".join(filter(None, (inside, encoder.info.path))),
                 class_name=type(encoder.info.module).__name__,
                 modalities=encoder.info.modalities,
                 found_by=encoder.info.found_by,

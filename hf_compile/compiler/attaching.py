@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..plan import EncoderPlan, ModelPlan
 from .config_view import put_config_views
 from .region import Region, bind
 
-__all__ = ["Attached", "attach"]
+__all__ = ["Attached", "attach", "without_slots"]
 
 logger = logging.get_logger("transformers.hf_compile")
 
@@ -64,6 +64,15 @@ def attach(model: nn.Module, plan: ModelPlan, on_give_up: Callable[[], None]) ->
                 _attach_regions(encoder, attached, on_give_up, undo)
         attached._undo = undo.pop_all()
     return attached
+
+
+@contextlib.contextmanager
+def without_slots(module: nn.Module) -> Iterator[None]:
+    """Run the body with every module below this one eager; graphs and counts stay."""
+    with contextlib.ExitStack() as undo:
+        for child in module.modules():
+            _put_slot(child, None, undo)
+        yield
 
 
 def _set_aside_slots(model: nn.Module, plan: ModelPlan, undo: contextlib.ExitStack) -> None:

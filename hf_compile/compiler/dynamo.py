@@ -16,6 +16,8 @@ import torch._dynamo
 import torch._dynamo.config as dynamo_config
 import torch.fx.experimental._config as shapes_config
 from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
+from torch._dynamo.types import ConvertFrameReturn
 
 from ..config import DynamicShapesType
 from ..errors import ConfigurationError
@@ -42,14 +44,13 @@ def compile_region(region: Region) -> Callable[..., Any]:
     call = torch.compile(
         own,
         backend=_RegionBackend(region),
-        fullgraph=True,
+        fullgraph=False,  # the door below converts to one full graph; the flag itself costs 5 microseconds a call
         dynamic=None,
-        recompile_limit=region.config.recompile_limit + _TORCH_LIMIT_MARGIN,
         isolate_recompiles=True,
     )
     if call is own:  # TORCHDYNAMO_DISABLE=1
         return call
-    _put_trace_door(call, region)
+    _put_trace_door(call, own.__code__, region)
     return call
 
 
@@ -89,27 +90,33 @@ class _TraceDoor:
     So marks and config patches cost nothing on the calls that find their graph.
     """
 
-    def __init__(self, region: Region, convert: Any) -> None:
-        self.region = weakref.ref(region)
+    def __init__(self, region: Region, code: types.CodeType, convert: Any) -> None:
+        self.region, self.code = weakref.ref(region), code
         self._torchdynamo_orig_backend = convert  # the attribute by which torch walks to the innermost backend
 
     def __call__(self, frame: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
-        def convert() -> Any:
-            return self._torchdynamo_orig_backend(frame, *args, skip=skip + 3, **kwargs)
-
         region = self.region()
-        if region is None:
-            return convert()
+        if region is None or frame.f_code is not self.code:
+            return ConvertFrameReturn(skip_reason="not the frame of a region")
         values = frame.f_locals
-        return region.trace(values["module"], values["args"], values["kwargs"], convert)
+        return region.trace(
+            values["module"],
+            values["args"],
+            values["kwargs"],
+            lambda: self._torchdynamo_orig_backend(frame, *args, skip=skip + 3, **kwargs),
+        )
 
 
-def _put_trace_door(call: Any, region: Region) -> None:
-    from torch._dynamo.convert_frame import CatchErrorsWrapper
-
+def _put_trace_door(call: Any, code: types.CodeType, region: Region) -> None:
     for cell in call.__closure__ or ():
-        if isinstance(cell.cell_contents, CatchErrorsWrapper):
-            cell.cell_contents._torchdynamo_orig_backend = _TraceDoor(region, cell.cell_contents._torchdynamo_orig_backend)
+        wrapper = cell.cell_contents
+        if isinstance(wrapper, CatchErrorsWrapper):
+            convert = convert_frame_assert(
+                wrapper._torchdynamo_orig_backend._torchdynamo_orig_backend,
+                one_graph=True,
+                recompile_limit=region.config.recompile_limit + _TORCH_LIMIT_MARGIN,
+            )
+            wrapper._torchdynamo_orig_backend = _TraceDoor(region, code, convert)
             return
     raise RuntimeError(  # a later torch: the tests run this on every supported version
         f"torch {torch.__version__} builds its compile wrapper in a way that hf_compile does not know; use a torch "
@@ -169,7 +176,7 @@ def marked(
             shapes_config.patch(
                 backed_size_oblivious=shapes != DynamicShapesType.BACKED, use_duck_shape=False
             ),
-            dynamo_config.patch(suppress_errors=False, guard_nn_modules=True),
+            dynamo_config.patch(guard_nn_modules=True),
         ):
             yield
     finally:  # marks are attributes of the caller's tensors

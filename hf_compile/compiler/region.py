@@ -29,6 +29,7 @@ logger = logging.get_logger("transformers.hf_compile")
 
 MAX_SEQLEN = 1 << 20
 """Given to attention as the longest segment, which our operator does not need: an int that varied would be a guard."""
+_NO_GRAPH = "torch traced nothing: Dynamo is switched off (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable or a stance)"
 _SOURCE = re.compile(r"L\['(?P<kind>args|kwargs)'\]\[(?P<key>[^\]]+)\](?P<rest>.*)")
 _RECORDED = ("output_attentions", "output_hidden_states", "return_dict")
 
@@ -309,6 +310,9 @@ class Region:
             return self.recover(module, args, kwargs, error)
         finally:
             self._local.dense = False
+        if not self.graphs:
+            self.note_eager(_NO_GRAPH)
+            return result
         self.calls += 1
         if self.config.verify and self.graphs > before:
             return self._verified(module, args, kwargs, result)
@@ -339,6 +343,8 @@ class Region:
         """Return why this call must not use a graph, or None."""
         if self.given_up is not None:
             return self.given_up
+        if torch._C._len_torch_dispatch_stack():
+            return "a torch dispatch mode is active, which must see every operation"
         mode = "train" if module.training else mode_of_execution()
         if mode in self.eager_modes:
             return f"execution_modes[{mode!r}] is 'eager'" + (": dropout draws other numbers compiled" if mode == "train" else "")
@@ -379,6 +385,7 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
     """Return the function for the module's compiled slot. It is on the path of every call: no work that can wait."""
     instance = vars(module)
     is_compiling, is_tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
+    dispatch_modes = torch._C._len_torch_dispatch_stack
     constants, call = region.constants, region.call
     watch = hooks.Watch(module)
 
@@ -391,6 +398,7 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
             watch.version = region.version
         if (
             region.careful
+            or dispatch_modes()
             or instance["training"]
             or any(watch.hook_dicts)
             or not kwargs.keys().isdisjoint(_RECORDED)
@@ -410,7 +418,10 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
             return region.run(module, args, kwargs)
         except Exception as error:
             return region.recover(module, args, kwargs, error)
-        region.calls += 1
+        if region.graphs:
+            region.calls += 1
+        else:
+            region.note_eager(_NO_GRAPH)
         return result
 
     compiled_call.hf_compile_region = region  # type: ignore[attr-defined]

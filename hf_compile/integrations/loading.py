@@ -22,6 +22,7 @@ from ..api import plan_model
 from ..config import CompilationConfig, CompilationMode, Switch, resolve_switch
 from ..encoders import find_encoders
 from ..errors import ConfigurationError, EncoderNotFoundError, HfCompileError, UnsupportedModelError
+from ..platforms import resolve_backend
 from ..report import StatusReport, report
 from .transformers import KEYWORDS
 
@@ -105,7 +106,7 @@ def from_pretrained(
 
     ```
     """
-    switch = resolve_switch(compile_mm_encoder, compilation_config)
+    switch = _checked_switch(compile_mm_encoder, compilation_config)
     paths = _paths(encoder)
     if auto_class is not None:
         chosen = _named_class(auto_class)
@@ -178,7 +179,7 @@ def load_with_keywords(load: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     if _inside_load.get():
         return load(**kwargs)
     try:
-        return _load(lambda: load(**kwargs), resolve_switch(*given.values()), None)
+        return _load(lambda: load(**kwargs), _checked_switch(*given.values()), None)
     except HfCompileError as error:
         # A pipeline takes these for a class that does not fit, and goes on to load with another dtype and class.
         if "_from_pipeline" in kwargs and isinstance(error, (OSError, RuntimeError, TypeError, ValueError)):
@@ -194,6 +195,15 @@ def check_keywords(kwargs: Mapping[str, Any]) -> None:
     """
     if not _inside_load.get():
         resolve_switch(*(kwargs.get(name) for name in KEYWORDS))
+
+
+def _checked_switch(compile_mm_encoder: bool | None, compilation_config: Config) -> Switch:
+    """Resolve the switch, and refuse a backend that torch does not know, before anything is loaded."""
+    switch = resolve_switch(compile_mm_encoder, compilation_config)
+    if switch.enabled:
+        for config in (switch.config, *map(switch.config.for_encoder, switch.config.encoders)):
+            resolve_backend(config)
+    return switch
 
 
 def _load(load: Callable[[], Any], switch: Switch, paths: tuple[str, ...] | None) -> Any:

@@ -248,6 +248,32 @@ def test_an_outer_compile_inlines_the_plain_model():
     assert regions(model)["CLIPEncoderLayer"].calls == calls + 3
 
 
+def test_a_dispatch_mode_sees_every_operation():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = clip()
+    with torch.no_grad():
+        with FlopCounterMode(display=False) as want:
+            model(**images(2))
+        compiled(model)
+        with FlopCounterMode(display=False) as got:
+            model(**images(2))
+        assert got.get_total_flops() == want.get_total_flops() > 0
+        assert "a torch dispatch mode is active" in regions(model)["CLIPEncoderLayer"].reason
+        model(**images(2))
+    assert (regions(model)["CLIPEncoderLayer"].graphs, regions(model)["CLIPEncoderLayer"].calls) == (1, 3)
+
+
+def test_a_switched_off_dynamo_is_not_called_compiled():
+    model = clip()
+    compiled(model)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        model(**images(2))
+    region = regions(model)["CLIPEncoderLayer"]
+    assert (region.state, region.graphs, region.eager_calls) == ("eager", 0, 3)
+    assert "Dynamo is switched off" in region.reason
+
+
 # --- inputs
 
 
