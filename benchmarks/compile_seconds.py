@@ -23,7 +23,9 @@ def measure(depth: int) -> dict[str, float]:
     """Return the compile seconds of every region after one call of a 1x16x16 grid."""
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel as Encoder
 
-    config = Encoder.config_class(depth=depth, hidden_size=1280, num_heads=16, intermediate_size=3420, out_hidden_size=2048)
+    config = Encoder.config_class(
+        depth=depth, hidden_size=1280, num_heads=16, intermediate_size=3420, out_hidden_size=2048
+    )
     model = Encoder(config).eval()
     hf_compile.compile_mm_encoder(model)
     with torch.no_grad():

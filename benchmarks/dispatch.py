@@ -47,7 +47,9 @@ class Encoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(Layer() for _ in range(layers))
 
-    def forward(self, pixel_values: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, pixel_values: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
         """Return the hidden states."""
         for layer in self.layers:
             pixel_values = layer(pixel_values, mask=mask, positions=(cos, sin))
@@ -85,14 +87,16 @@ def main() -> None:
                 times[name].append((time.process_time() - started) / options.calls * 1e6)
     medians = {name: statistics.median(each) for name, each in times.items()}
     region = hf_compile.status(ours).encoders[0].regions[0]
-    assert region.state == "compiled" and region.graphs == 1, region
+    assert (region.state, region.graphs) == ("compiled", 1), region
     pairs = [a - b for a, b in zip(times["hf_compile"], times["module.compile()"], strict=True)]
     medians["hf_compile above module.compile()"] = statistics.median(pairs)
     for name, median in medians.items():
         print(f"{name:36s} {median:8.1f} microseconds of CPU a call")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, "backend": options.backend, "microseconds": medians}, file, indent=2)
+            json.dump(
+                {"torch": torch.__version__, "backend": options.backend, "microseconds": medians}, file, indent=2
+            )
 
 
 if __name__ == "__main__":

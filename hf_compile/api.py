@@ -13,7 +13,7 @@ from torch import nn
 from transformers.utils import logging
 
 from .compiler import Attached, attach, without_slots
-from .config import CompilationConfig, CompilationMode, resolve_switch
+from .config import CompilationConfig, resolve_switch
 from .counters import compilation_counter
 from .errors import ConfigurationError, UnsupportedModelError
 from .plan import ModelPlan, make_plan
@@ -40,8 +40,8 @@ def compile_mm_encoder(
 ) -> Model:
     """Compile the vision, video and audio encoders of a model or pipeline in place.
 
-    Nothing of the model's code, class, keys or signatures changes; `uncompile_mm_encoder` undoes it. The compile itself
-    happens at the first call. Compiling again with the same options adds nothing; with other options it plans anew.
+    Nothing of the model's code, class, keys or signatures changes; `uncompile_mm_encoder` undoes it. The compile
+    itself happens at the first call. Compiling again with the same options adds nothing; with others it plans anew.
 
     Args:
         model: a Transformers model, a bare encoder, or a pipeline that holds a model.
@@ -192,8 +192,8 @@ def _find(module: nn.Module) -> Attached | None:
 def _module_of(model: Any) -> nn.Module:
     if hasattr(model, "_orig_mod"):
         raise UnsupportedModelError(
-            "this model is wrapped by torch.compile(model); unwrap it first: pass model._orig_mod, and compile the language "
-            "model by itself with model.language_model.compile()"
+            "this model is wrapped by torch.compile(model); unwrap it first: pass model._orig_mod, and compile the "
+            "language model by itself with model.language_model.compile()"
         )
     if isinstance(model, nn.Module):
         return model

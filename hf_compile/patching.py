@@ -87,7 +87,9 @@ def find_patches(*model_types: str) -> tuple[FamilyPatch, ...]:
                 continue
             module = importlib.import_module(name)
             if not callable(getattr(module, "apply", None)) or not module.__doc__:
-                raise ConfigurationError(f"{name}: a family patch needs a docstring (its reason) and apply(encoder) -> undo")
+                raise ConfigurationError(
+                    f"{name}: a family patch needs a docstring (its reason) and apply(encoder) -> undo"
+                )
             found.append(FamilyPatch(model_type, module.apply, module.__doc__.strip().splitlines()[0]))
         found += _registered.get(model_type, [])
     return tuple(found)

@@ -84,10 +84,13 @@ class StatusReport:
         from rich.table import Table
         from rich.text import Text
 
-        yield Text(f"{self.model_class} on {self.platform}, backend {self.backend}" + (f": {self.note}" if self.note else ""))
+        yield Text(
+            f"{self.model_class} on {self.platform}, backend {self.backend}" + (f": {self.note}" if self.note else "")
+        )
         for encoder in self.encoders:
             yield Text(
-                f"\nencoder {encoder.path or '(the model itself)'}: {encoder.class_name}, {' and '.join(encoder.modalities)}\n"
+                f"\nencoder {encoder.path or '(the model itself)'}: {encoder.class_name}, "
+                f"{' and '.join(encoder.modalities)}\n"
                 f"  found because {encoder.found_by}\n"
                 f"  granularity {encoder.granularity}: {encoder.granularity_reason}; "
                 f"{encoder.coverage:.0%} of its parameters lie inside regions"
@@ -177,7 +180,10 @@ def _inputs(plan: RegionPlan, observed: tuple[InputVerdict, ...]) -> tuple[Input
 
 def _state(encoder: EncoderPlan, running: Region | None) -> tuple[str, str]:
     if encoder.config.mode == CompilationMode.STOCK_TORCH_COMPILE:
-        return "pending", "mode STOCK_TORCH_COMPILE: torch compiles the encoder in its own way, and counts nothing here"
+        return (
+            "pending",
+            "mode STOCK_TORCH_COMPILE: torch compiles the encoder in its own way, and counts nothing here",
+        )
     if running is None:
         return "pending", "planned"
     reasons = "; ".join(f"{count} calls ran eager: {reason}" for reason, count in running.eager_reasons.most_common())

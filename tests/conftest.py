@@ -14,8 +14,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import torch  # noqa: E402
-from torchvision_on_cpu import enable_torchvision  # noqa: E402
+import torch
+from torchvision_on_cpu import enable_torchvision
 
 enable_torchvision()
 torch.set_num_threads(1)  # the models are tiny: a second thread costs more than it brings

@@ -15,7 +15,7 @@ from hf_compile.patching import find_patches
 
 @pytest.fixture
 def encoder():
-    size = dict(hidden_size=32, intermediate_size=64, num_attention_heads=2, image_size=32, patch_size=8)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     return SiglipVisionModel(SiglipVisionConfig(num_hidden_layers=2, **size)).eval()
 
 
@@ -72,5 +72,5 @@ def test_a_module_of_the_folder_is_found_by_its_name(monkeypatch):
     (patch,) = find_patches("my_family", "another")
     assert (patch.model_type, patch.reason) == ("my_family", "Makes the mask contiguous.")
     del module.apply
-    with pytest.raises(hf_compile.ConfigurationError, match="hf_compile_patches.my_family: a family patch needs"):
+    with pytest.raises(hf_compile.ConfigurationError, match=r"hf_compile_patches\.my_family: a family patch needs"):
         find_patches("my_family")

@@ -81,7 +81,10 @@ def _set_aside_slots(model: nn.Module, plan: ModelPlan, undo: contextlib.ExitSta
     above = [
         module
         for path, module in model.named_modules()
-        if any(encoder.info.path != path and (encoder.info.path + ".").startswith(path + "." if path else "") for encoder in plan.encoders)
+        if any(
+            encoder.info.path != path and (encoder.info.path + ".").startswith(path + "." if path else "")
+            for encoder in plan.encoders
+        )
     ]
     for module in {id(each): each for each in (*above, *inside)}.values():
         slot = vars(module).get(_SLOT)
@@ -89,7 +92,8 @@ def _set_aside_slots(model: nn.Module, plan: ModelPlan, undo: contextlib.ExitSta
             continue
         if getattr(slot, "hf_compile_region", None) is not None:
             raise UnsupportedModelError(
-                f"{type(module).__name__} is compiled already, as part of another model; call uncompile_mm_encoder on that"
+                f"{type(module).__name__} is compiled already, as part of another model; call uncompile_mm_encoder "
+                "on that"
             )
         if any(module is each for each in above):
             logger.warning(

@@ -20,14 +20,17 @@ from ..regions import reads_cu_seqlens
 
 __all__ = ["put_config_views"]
 
+
 class _ConfigView:
     def __init__(self, original: Any) -> None:
         object.__setattr__(self, "original", original)
 
     @property
     def _attn_implementation(self) -> Any:
-        implementation = self.original._attn_implementation  # type: ignore[attr-defined]
-        return ATTENTION_NAME if torch.compiler.is_compiling() and implementation in RAGGED_REPLACES else implementation
+        implementation = self.original._attn_implementation
+        return (
+            ATTENTION_NAME if torch.compiler.is_compiling() and implementation in RAGGED_REPLACES else implementation
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":  # not set yet: a copy in the making
@@ -48,7 +51,7 @@ class _ConfigView:
 
 
 def put_config_views(region_module: nn.Module) -> Callable[[], None]:
-    """Put a view in place of the config of every module below this one that attends within segments; return the undo."""
+    """Put a view in place of the config of every module from here down that attends in segments; return the undo."""
     changed = [
         (module, vars(module)["config"])
         for module in region_module.modules()

@@ -41,7 +41,8 @@ def compile_region(region: Region) -> Callable[..., Any]:
     if sys.version_info >= (3, 11):
         changes["co_qualname"] = name
     own = types.FunctionType(_trampoline.__code__.replace(**changes), _trampoline.__globals__, name)
-    call = torch.compile(
+    compile_: Any = torch.compile  # torch's own overloads do not list isolate_recompiles
+    call: Callable[..., Any] = compile_(
         own,
         backend=_RegionBackend(region),
         fullgraph=False,  # the door below converts to one full graph; the flag itself costs 5 microseconds a call
@@ -70,7 +71,9 @@ class _RegionBackend:
         self.region = weakref.ref(region)
         self.backend = region.backend
         self.options = dict(region.config.options)
-        if self.backend == "inductor":  # a patch convolution gains nothing from another layout, and choosing one guards the batch
+        if (
+            self.backend == "inductor"
+        ):  # a patch convolution gains nothing from another layout, and choosing one guards the batch
             self.options = {"layout_optimization": False, **self.options}
 
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
@@ -109,10 +112,11 @@ class _TraceDoor:
 
 def _put_trace_door(call: Any, code: types.CodeType, region: Region) -> None:
     for cell in call.__closure__ or ():
-        wrapper = cell.cell_contents
+        wrapper: Any = cell.cell_contents
         if isinstance(wrapper, CatchErrorsWrapper):
+            plain: Any = wrapper._torchdynamo_orig_backend
             convert = convert_frame_assert(
-                wrapper._torchdynamo_orig_backend._torchdynamo_orig_backend,
+                plain._torchdynamo_orig_backend,
                 one_graph=True,
                 recompile_limit=region.config.recompile_limit + _TORCH_LIMIT_MARGIN,
             )
@@ -173,16 +177,20 @@ def marked(
                 else:
                     torch._dynamo.maybe_mark_dynamic(tensor, dim)
         with (
-            shapes_config.patch(
-                backed_size_oblivious=shapes != DynamicShapesType.BACKED, use_duck_shape=False
-            ),
-            dynamo_config.patch(guard_nn_modules=True),
+            _patched(shapes_config, backed_size_oblivious=shapes != DynamicShapesType.BACKED, use_duck_shape=False),
+            _patched(dynamo_config, guard_nn_modules=True),
         ):
             yield
     finally:  # marks are attributes of the caller's tensors
         for tensor, before in touched.values():
             for attribute in set(vars(tensor)) - before:
                 delattr(tensor, attribute)
+
+
+def _patched(config: Any, **options: bool) -> contextlib.AbstractContextManager[None]:
+    """Set options of one of torch's config modules, whose `patch` is made at import and unknown to type checkers."""
+    patched: contextlib.AbstractContextManager[None] = config.patch(**options)
+    return patched
 
 
 def _mark_declared(
@@ -200,7 +208,9 @@ def _mark_declared(
                 torch._dynamo.mark_dynamic(tensor, dim % tensor.dim())
 
 
-def leaf_tensors(arguments: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def leaf_tensors(
+    arguments: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
     """Return name -> plain tensor of a call, containers looked into."""
     found: dict[str, torch.Tensor] = {}
 
@@ -235,7 +245,7 @@ def _graph_inputs(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int | N
 
 
 def _fixed_size(size: int | torch.SymInt) -> int | None:
-    """Return a size that the graph fixes, None for one that stayed a symbol; a symbol may have been tied to a number."""
+    """Return a size that the graph fixes, None for one that stayed a symbol and was not tied to a number."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     expression = size.node.shape_env.simplify(size.node.expr)

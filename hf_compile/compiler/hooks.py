@@ -31,7 +31,7 @@ class Watch:
     """Of the region, when this was made."""
 
     def __init__(self, module: nn.Module, before: Watch | None = None) -> None:
-        self.dense = before is not None and before.dense
+        self.dense: bool = before is not None and before.dense
         """An input of this module was not contiguous, or began inside its storage, before."""
         self.inner = [child for child in module.modules() if child is not module]
         own = [getattr(module, name) for name in _HOOK_DICTS]
@@ -64,7 +64,7 @@ def _collected() -> Any:
         from transformers.utils.output_capturing import _active_collector
     except ImportError:
         return None
-    return _active_collector.get()
+    return _active_collector.get()  # type: ignore[no-untyped-call]
 
 
 def _capture_key(hook: Any) -> str | None:
@@ -79,7 +79,11 @@ def _capture_key(hook: Any) -> str | None:
 
 def _is_own_forward(module: nn.Module, forward: Any) -> bool:
     """Transformers 5.0 leaves the bound method behind as an attribute after it recorded."""
-    return isinstance(forward, types.MethodType) and forward.__self__ is module and forward.__func__ is type(module).forward
+    return (
+        isinstance(forward, types.MethodType)
+        and forward.__self__ is module
+        and forward.__func__ is type(module).forward
+    )
 
 
 def recorder_of(module: nn.Module) -> Any:
@@ -90,15 +94,22 @@ def recorder_of(module: nn.Module) -> Any:
     return None
 
 
-def eager_because_of_hooks(module: nn.Module, watch: Watch, add_undo: Callable[[Callable[[], None]], None]) -> str | None:
-    """Return why hooks make this call run eager, or None; recording hooks that a graph can do without are made inert."""
+def eager_because_of_hooks(
+    module: nn.Module, watch: Watch, add_undo: Callable[[Callable[[], None]], None]
+) -> str | None:
+    """Return why hooks make this call run eager, or None; recording hooks with nothing to record are made inert."""
     name = type(module).__name__
     if module._backward_hooks or module._backward_pre_hooks or _GLOBAL_DICTS[2] or _GLOBAL_DICTS[3]:
         return f"{name} has a backward hook"
     if module._forward_hooks_always_called or torch_module._global_forward_hooks_always_called:
         return f"{name} has a forward hook that is always called"
     forward = vars(module).get("forward")
-    if forward is not None and not _is_own_forward(module, forward) and recorder_of(module) is None and not _has_accelerate_hook(module):
+    if (
+        forward is not None
+        and not _is_own_forward(module, forward)
+        and recorder_of(module) is None
+        and not _has_accelerate_hook(module)
+    ):
         return f"the forward of this {name} was replaced"
     for child in watch.inner:
         forward = vars(child).get("forward")
@@ -150,13 +161,11 @@ def _has_accelerate_hook(module: nn.Module) -> bool:
     return "_hf_hook" in vars(module) and _is_own_forward(module, old)
 
 
-def call_with_hooks(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], core: Callable[..., Any]
-) -> Any:
+def call_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], core: Callable[..., Any]) -> Any:
     """Call `core(*args, **kwargs)` in place of the module's forward, with the module's own forward hooks around it."""
     for key, pre_hook in list(module._forward_pre_hooks.items()):
         if key in module._forward_pre_hooks_with_kwargs:
-            changed = pre_hook(module, args, kwargs)  # type: ignore[call-arg,arg-type]
+            changed = pre_hook(module, args, kwargs)
             if changed is not None:
                 args, kwargs = changed
         else:
@@ -166,7 +175,7 @@ def call_with_hooks(
     result = _around_forward(module, args, kwargs, core)
     for key, hook in list(module._forward_hooks.items()):
         if key in module._forward_hooks_with_kwargs:
-            changed = hook(module, args, kwargs, result)  # type: ignore[call-arg,arg-type]
+            changed = hook(module, args, kwargs, result)
         else:
             changed = hook(module, args, result)
         if changed is not None:

@@ -1,4 +1,4 @@
-"""The runtime of one region class: which graph serves a call, what a failed compile costs, and the counts of it all."""
+"""The runtime of one region class: which graph serves a call, what a failed compile costs, and the counts of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ logger = logging.get_logger("transformers.hf_compile")
 
 MAX_SEQLEN = 1 << 20
 """Given to attention as the longest segment, which our operator does not need: an int that varied would be a guard."""
-_NO_GRAPH = "torch traced nothing: Dynamo is switched off (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable or a stance)"
+INSTALLED_AFTER_SECONDS = 0.2
+"""Torch puts a graph into its cache after it lets go of its lock; until then other threads look again, not compile."""
+
+_NO_GRAPH = (
+    "torch traced nothing: Dynamo is switched off (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable or a stance)"
+)
 _SOURCE = re.compile(r"L\['(?P<kind>args|kwargs)'\]\[(?P<key>[^\]]+)\](?P<rest>.*)")
 _RECORDED = ("output_attentions", "output_hidden_states", "return_dict")
 
@@ -70,7 +75,7 @@ class Region:
         self.undos: list[Callable[[], None]] = []
         self.lock = threading.RLock()
         self._failures: dict[tuple[Any, ...], str] = {}
-        self._compiled: collections.Counter[tuple[Any, ...]] = collections.Counter()
+        self._finished: dict[tuple[Any, ...], tuple[int, float]] = {}
         self._local = threading.local()
         self._sizes = {}
         for key, sizes in self.config.compile_sizes.items():
@@ -119,13 +124,15 @@ class Region:
             return None, {}
         ranges = ", ".join(map(str, self.config.compile_ranges))
         raise CompileRangeError(
-            f"{self.name}: dim 0 of {name} is {size}, outside the compile ranges {ranges}; widen compile_ranges, or pass "
-            "out_of_range='eager'"
+            f"{self.name}: dim 0 of {name} is {size}, outside the compile ranges {ranges}; widen compile_ranges, "
+            "or pass out_of_range='eager'"
         )
 
     # --- compile -----------------------------------------------------------------------------------------------------
 
-    def trace(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[], Any]) -> Any:
+    def trace(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[], Any]
+    ) -> Any:
         """Let Dynamo trace a call that no graph fits; runs under Dynamo's own lock, in the calling thread."""
         tensors = dynamo.leaf_tensors(self.plan.arguments, args, kwargs)
         if not getattr(self._local, "dense", False) and not all(map(is_dense, tensors.values())):
@@ -133,8 +140,8 @@ class Region:
         kind = self._kind(module, args, kwargs)
         if dynamo.is_forced_not_to_compile():
             return convert()  # torch raises, in its words
-        if self._compiled[kind] > getattr(self._local, "seen", {}).get(kind, 0):  # compiled while this thread waited
-            self._local.seen = dict(self._compiled)
+        thread, finished = self._finished.get(kind, (None, 0.0))
+        if thread != threading.get_ident() and time.monotonic() - finished < INSTALLED_AFTER_SECONDS:
             raise _TryAgain
         self._refuse_further_graphs(kind)
         started = time.perf_counter()
@@ -148,8 +155,7 @@ class Region:
         finally:
             seconds = time.perf_counter() - started
             self.compile_seconds += seconds
-        self._compiled[kind] += 1
-        self._local.seen = dict(self._compiled)
+        self._finished[kind] = threading.get_ident(), time.monotonic()
         self._count(num_backend_compilations=self.graphs - before)
         self.version += 1
         self._note_unread(tensors)
@@ -211,7 +217,9 @@ class Region:
             declared = annotated.get(argument)
             origin = declared.reason.partition(":")[0] if declared is not None else "passed by keyword"
             verdict: Any = "dynamic" if dims else "static"
-            reason = f"{origin}; {'any size' if dims else 'every dim is fixed by the model'}, shape {shape or 'scalar'}"
+            reason = (
+                f"{origin}; {'any size' if dims else 'every dim is fixed by the model'}, shape {shape or 'scalar'}"
+            )
             name = argument + match["rest"].replace("'", "")
             previous = self.inputs.get(name)
             if previous is None or len(previous.dims) < len(dims):
@@ -250,7 +258,7 @@ class Region:
 
     def eager(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
         """Run the module as torch does without a compiled slot, and take note of why."""
-        result = module._call_impl(*args, **kwargs)
+        result = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         self.note_eager(reason)
         return result
 
@@ -302,11 +310,13 @@ class Region:
         before = self.graphs
         self._local.dense = True
         try:
-            try:
-                result = call(module, args_in, given)
-            except _TryAgain:
-                result = call(module, args_in, given)
-        except Exception as error:
+            while True:
+                try:
+                    result = call(module, args_in, given)
+                    break
+                except _TryAgain:
+                    time.sleep(INSTALLED_AFTER_SECONDS / 50)
+        except Exception as error:  # noqa: BLE001  whatever it was, eager decides
             return self.recover(module, args, kwargs, error)
         finally:
             self._local.dense = False
@@ -347,7 +357,9 @@ class Region:
             return "a torch dispatch mode is active, which must see every operation"
         mode = "train" if module.training else mode_of_execution()
         if mode in self.eager_modes:
-            return f"execution_modes[{mode!r}] is 'eager'" + (": dropout draws other numbers compiled" if mode == "train" else "")
+            return f"execution_modes[{mode!r}] is 'eager'" + (
+                ": dropout draws other numbers compiled" if mode == "train" else ""
+            )
         if kwargs.get("output_attentions"):
             return "attentions were asked for, which only the eager code returns"
         if self.plan.role == "encoder" and kwargs.get("output_hidden_states"):
@@ -365,7 +377,7 @@ class Region:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor is contiguous from the start of its storage; otherwise its strides or offset become guards."""
+    """Say whether a tensor is contiguous from the start of its storage; else strides or offset become guards."""
     return tensor.is_contiguous() and not tensor.storage_offset()
 
 
@@ -392,7 +404,7 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
     def compiled_call(*args: Any, **kwargs: Any) -> Any:
         nonlocal watch
         if is_compiling() or is_tracing():  # an outer torch.compile or export inlines the plain module
-            return module._call_impl(*args, **kwargs)
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if watch.version != region.version:  # a graph was made again, maybe since a module was replaced
             watch = hooks.Watch(module, watch)
             watch.version = region.version
@@ -416,7 +428,7 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
             return region.run(module, args, kwargs)
         except _TryAgain:
             return region.run(module, args, kwargs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever it was, eager decides
             return region.recover(module, args, kwargs, error)
         if region.graphs:
             region.calls += 1

@@ -42,7 +42,7 @@ CASES = {
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("make, inputs, graphs", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("make", "inputs", "graphs"), CASES.values(), ids=CASES)
 def test_one_graph_per_region_class(make, inputs, graphs):
     model, backend = make(), Counting()
     with torch.no_grad():
@@ -78,7 +78,9 @@ def test_plain_compile_needs_more_graphs():
     assert backend.graphs > 20
 
 
-@pytest.mark.parametrize("make, inputs", [(clip, BATCHES), (qwen, [patches(grid) for grid in GRIDS[:4]])], ids=["clip", "qwen"])
+@pytest.mark.parametrize(
+    ("make", "inputs"), [(clip, BATCHES), (qwen, [patches(grid) for grid in GRIDS[:4]])], ids=["clip", "qwen"]
+)
 def test_numbers_with_inductor(make, inputs):
     model = make()
     with torch.no_grad():
@@ -151,4 +153,5 @@ def test_only_what_is_passed_is_changed_by_a_call():
     with torch.no_grad():
         model(**inputs)
     assert vars(inputs["pixel_values"]) == {}
-    assert shapes_config.use_duck_shape and not shapes_config.backed_size_oblivious
+    assert shapes_config.use_duck_shape
+    assert not shapes_config.backed_size_oblivious

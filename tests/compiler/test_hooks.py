@@ -31,7 +31,9 @@ def run(model, batch=2, **options):
 
 
 HOOKS = {
-    "forward_pre": lambda m, seen: m.register_forward_pre_hook(lambda _, args: seen.append("pre") or (args[0] + 1, *args[1:])),
+    "forward_pre": lambda m, seen: m.register_forward_pre_hook(
+        lambda _, args: seen.append("pre") or (args[0] + 1, *args[1:])
+    ),
     "forward_pre_kwargs": lambda m, seen: m.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append("pre") or ((args[0] * 2, *args[1:]), kwargs), with_kwargs=True
     ),
@@ -87,8 +89,10 @@ def test_a_hook_inside_a_region_sends_the_call_eager(model, hook):
     compiled(model)
     run(model)
     seen = []
-    handle = hook(layer(model).self_attn.q_proj, seen) if hook is not HOOKS["forward_pre_kwargs"] else hook(
-        layer(model).mlp.fc1, seen
+    handle = (
+        hook(layer(model).self_attn.q_proj, seen)
+        if hook is not HOOKS["forward_pre_kwargs"]
+        else hook(layer(model).mlp.fc1, seen)
     )
     got = run(model)
     assert seen
@@ -111,12 +115,15 @@ def test_backward_and_global_hooks_send_the_call_eager(model):
     assert seen == ["backward"]
     assert "CLIPEncoderLayer has a backward hook" in regions(model)["CLIPEncoderLayer"].reason
     handle.remove()
-    everywhere = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+    everywhere = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.append(type(module).__name__)
+    )
     try:
         run(model)
     finally:
         everywhere.remove()
-    assert seen.count("CLIPEncoderLayer") == 3 and seen.count("CLIPMLP") == 3
+    assert seen.count("CLIPEncoderLayer") == 3
+    assert seen.count("CLIPMLP") == 3
     assert "global module hook" in regions(model)["CLIPEncoderLayer"].reason
 
 

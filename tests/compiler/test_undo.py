@@ -18,7 +18,7 @@ from hf_compile.attention import ATTENTION_NAME
 from .tiny import EAGER, clip, images, patches, qwen, regions, siglip, snapshot
 
 MODELS = {"clip": (clip, images(1)), "siglip": (siglip, images(1)), "qwen": (qwen, patches([[1, 8, 8]]))}
-both = pytest.mark.parametrize("make, inputs", MODELS.values(), ids=MODELS)
+both = pytest.mark.parametrize(("make", "inputs"), MODELS.values(), ids=MODELS)
 
 
 def global_attention():
@@ -113,7 +113,8 @@ def test_saved_while_compiled(tmp_path):
     model.save_pretrained(tmp_path)
     hf_compile.uncompile_mm_encoder(model)
     again, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
     assert list(again.state_dict()) == list(model.state_dict())
 
 
@@ -149,7 +150,7 @@ def test_a_slot_taken_by_module_compile_is_restored():
 
 def test_a_wrapped_model_is_refused():
     wrapped = torch.compile(clip(), backend="eager")
-    with pytest.raises(hf_compile.UnsupportedModelError, match="unwrap it first: pass model._orig_mod"):
+    with pytest.raises(hf_compile.UnsupportedModelError, match=r"unwrap it first: pass model\._orig_mod"):
         hf_compile.compile_mm_encoder(wrapped)
     for other in (None, "model", {"model": 1}, torch.nn.Linear):
         with pytest.raises(hf_compile.UnsupportedModelError, match="neither a torch module nor a pipeline"):

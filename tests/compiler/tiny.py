@@ -7,7 +7,14 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, 
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
 EAGER = {"backend": "eager"}
-SIZE = dict(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_hidden_layers=3, image_size=32, patch_size=8)
+SIZE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 
 def clip(**options):
@@ -58,6 +65,4 @@ def snapshot(model):
 def regions(model):
     import hf_compile
 
-    return {
-        region.class_name: region for encoder in hf_compile.status(model).encoders for region in encoder.regions
-    }
+    return {region.class_name: region for encoder in hf_compile.status(model).encoders for region in encoder.regions}
