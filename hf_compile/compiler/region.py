@@ -32,6 +32,7 @@ MAX_SEQLEN = 1 << 20
 INSTALLED_AFTER_SECONDS = 0.2
 """Torch puts a graph into its cache after it lets go of its lock; until then other threads look again, not compile."""
 
+_NEVER = (0, 0, float("-inf"))
 _NO_GRAPH = (
     "torch traced nothing: Dynamo is switched off (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable or a stance)"
 )
@@ -75,7 +76,7 @@ class Region:
         self.undos: list[Callable[[], None]] = []
         self.lock = threading.RLock()
         self._failures: dict[tuple[Any, ...], str] = {}
-        self._finished: dict[tuple[Any, ...], tuple[int, float]] = {}
+        self._finished: dict[tuple[Any, ...], tuple[int, int, float]] = {}
         self._local = threading.local()
         self._sizes = {}
         for key, sizes in self.config.compile_sizes.items():
@@ -140,9 +141,7 @@ class Region:
         kind = self._kind(module, args, kwargs)
         if dynamo.is_forced_not_to_compile():
             return convert()  # torch raises, in its words
-        thread, finished = self._finished.get(kind, (None, 0.0))
-        if thread != threading.get_ident() and time.monotonic() - finished < INSTALLED_AFTER_SECONDS:
-            raise _TryAgain
+        self._look_again_if_compiled_by_another_thread(kind)
         self._refuse_further_graphs(kind)
         started = time.perf_counter()
         before = self.graphs
@@ -155,12 +154,21 @@ class Region:
         finally:
             seconds = time.perf_counter() - started
             self.compile_seconds += seconds
-        self._finished[kind] = threading.get_ident(), time.monotonic()
+        self._finished[kind] = self._finished.get(kind, _NEVER)[0] + 1, threading.get_ident(), time.monotonic()
         self._count(num_backend_compilations=self.graphs - before)
         self.version += 1
         self._note_unread(tensors)
         logger.info(f"{self.name}: graph {self.graphs} compiled in {seconds:.1f} s ({mode_of_execution()})")
         return result
+
+    def _look_again_if_compiled_by_another_thread(self, kind: tuple[Any, ...]) -> None:
+        """Dynamo lets waiting threads in one by one, and each would compile what the first one did."""
+        graphs, thread, finished = self._finished.get(kind, _NEVER)
+        known = self._local.__dict__.setdefault("known", {})
+        is_news = graphs > known.get(kind, 0)
+        known[kind] = graphs
+        if thread != threading.get_ident() and (is_news or time.monotonic() - finished < INSTALLED_AFTER_SECONDS):
+            raise _TryAgain
 
     def _refuse_further_graphs(self, kind: tuple[Any, ...]) -> None:
         if kind in self._failures:
