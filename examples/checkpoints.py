@@ -773,6 +773,7 @@ def _whisper_tokenizer(
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
     tokenizer = transformers.WhisperTokenizer(vocab=dict(vocab), merges=pairs, model_max_length=448)
     tokenizer.add_special_tokens({"extra_special_tokens": list(special)})
+    tokenizer.pad_token = tokenizer.eos_token
     times = [f"<|{index * 0.02:.2f}|>" for index in range(50 * seconds + 1)]
     tokenizer.add_tokens([tokenizers.AddedToken(time, normalized=False) for time in times])
     return tokenizer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -68,6 +68,7 @@ class EncoderPlan:
     granularity: str
     granularity_reason: str
     coverage: float
+    outside: tuple[str, ...]
     regions: tuple[RegionPlan, ...]
     config: CompilationConfig
     backend: str | Callable[..., Any]
@@ -121,6 +122,7 @@ def make_plan(
                 granularity=granularity,
                 granularity_reason=reason,
                 coverage=_coverage(info.module, groups),
+                outside=tuple(_outside(info.module, groups)),
                 regions=regions,
                 config=own,
                 backend=resolve_backend(own),
@@ -186,6 +188,14 @@ def _coverage(encoder: nn.Module, groups: list[RegionGroup]) -> float:
     total = sum(parameter.numel() for parameter in encoder.parameters())
     inside = {id(p): p.numel() for group in groups for module in group.modules.values() for p in module.parameters()}
     return sum(inside.values()) / total if total else 0.0
+
+
+def _outside(encoder: nn.Module, groups: list[RegionGroup]) -> Iterator[str]:
+    """Yield the paths of modules that hold parameters outside every region."""
+    inside = {id(child) for group in groups for module in group.modules.values() for child in module.modules()}
+    for path, module in encoder.named_modules():
+        if id(module) not in inside and next(module.parameters(recurse=False), None) is not None:
+            yield path or "its own parameters"
 
 
 def _check_declared(

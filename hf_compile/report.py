@@ -37,7 +37,7 @@ class RegionReport:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderReport:
-    """One encoder; `coverage` is the share of its parameters inside compiled regions."""
+    """One encoder; `coverage` is the share of its parameters inside regions, `outside` the modules of the rest."""
 
     path: str
     class_name: str
@@ -46,11 +46,12 @@ class EncoderReport:
     granularity: str
     granularity_reason: str
     coverage: float
+    outside: tuple[str, ...]
     patches: tuple[str, ...]
     regions: tuple[RegionReport, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class StatusReport:
     """A model's encoders and their regions; `str()` is a table, `to_dict()` is JSON."""
 
@@ -66,6 +67,7 @@ class StatusReport:
         for encoder in content["encoders"]:
             encoder["modalities"] = list(encoder["modalities"])
             encoder["patches"] = list(encoder["patches"])
+            encoder["outside"] = list(encoder["outside"])
             encoder["regions"] = [
                 {**region, "inputs": [{**verdict, "dims": list(verdict["dims"])} for verdict in region["inputs"]]}
                 for region in encoder["regions"]
@@ -75,18 +77,19 @@ class StatusReport:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=120, color_system=None)
+        console = Console(width=120, color_system=None, force_jupyter=False)
         with console.capture() as capture:
             console.print(self)
         return capture.get().rstrip()
+
+    __repr__ = __str__  # what a notebook shows of a cell's last value
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
         from rich.table import Table
         from rich.text import Text
 
-        yield Text(
-            f"{self.model_class} on {self.platform}, backend {self.backend}" + (f": {self.note}" if self.note else "")
-        )
+        where = f" on {self.platform}, backend {self.backend}" if self.encoders else ""
+        yield Text(f"{self.model_class}{where}" + (f": {self.note}" if self.note else ""))
         for encoder in self.encoders:
             yield Text(
                 f"\nencoder {encoder.path or '(the model itself)'}: {encoder.class_name}, "
@@ -94,6 +97,7 @@ class StatusReport:
                 f"  found because {encoder.found_by}\n"
                 f"  granularity {encoder.granularity}: {encoder.granularity_reason}; "
                 f"{encoder.coverage:.0%} of its parameters lie inside regions"
+                + (f"; eager beside them: {', '.join(encoder.outside)}" if encoder.outside else "")
             )
             for patch in encoder.patches:
                 yield Text(f"  patched for {patch}")
@@ -138,6 +142,7 @@ def report(plan: ModelPlan, attached: Attached | None = None, inside: str = "") 
                 granularity=encoder.granularity,
                 granularity_reason=encoder.granularity_reason,
                 coverage=encoder.coverage,
+                outside=encoder.outside,
                 patches=tuple(f"{patch.model_type}: {patch.reason}" for patch in encoder.patches),
                 regions=tuple(regions),
             )
@@ -173,7 +178,7 @@ def _inputs(plan: RegionPlan, observed: tuple[InputVerdict, ...]) -> tuple[Input
     never = [
         dataclasses.replace(verdict, verdict="pending", dims=(), reason="no tensor was passed for it so far")
         for verdict in plan.inputs
-        if verdict.name not in seen and not verdict.name.startswith("*")
+        if verdict.name not in seen and verdict.verdict != "pending"
     ]
     return (*observed, *never)
 

@@ -17,7 +17,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import torch
 from torchvision_on_cpu import enable_torchvision
 
-enable_torchvision()
+enable_torchvision()  # before Transformers is imported
+
+from transformers.utils import logging  # noqa: E402
+
+logging.disable_progress_bar()
 torch.set_num_threads(1)  # the models are tiny: a second thread costs more than it brings
 
 

@@ -35,19 +35,18 @@ def compile_region(region: Region) -> Callable[..., Any]:
     """Return `call(module, args, kwargs)`, compiled as one full graph under the region's own code object.
 
     Torch's cache, limits, logs and profiles are kept per code object: each region has its own, named after its class.
+    (`isolate_recompiles=` would do the same per callable, but its id is one variable for all threads in torch 2.13.)
     """
     name = re.sub(r"\W", "_", region.plan.class_name)
     changes: dict[str, Any] = {"co_name": name, "co_firstlineno": next(_lines)}
     if sys.version_info >= (3, 11):
         changes["co_qualname"] = name
     own = types.FunctionType(_trampoline.__code__.replace(**changes), _trampoline.__globals__, name)
-    compile_: Any = torch.compile  # torch's own overloads do not list isolate_recompiles
-    call: Callable[..., Any] = compile_(
+    call: Callable[..., Any] = torch.compile(
         own,
         backend=_RegionBackend(region),
         fullgraph=False,  # the door below converts to one full graph; the flag itself costs 5 microseconds a call
         dynamic=None,
-        isolate_recompiles=True,
     )
     if call is own:  # TORCHDYNAMO_DISABLE=1
         return call

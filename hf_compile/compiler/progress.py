@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ SHOWN_AFTER_SECONDS = 2.0
 @contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[None]:
     """Show a bar that counts seconds once the body has run for 2 s."""
-    if not logging.is_progress_bar_enabled():
+    if not (logging.is_progress_bar_enabled() and _is_watched()):
         yield
         return
     done = threading.Event()
@@ -28,6 +29,11 @@ def progress_bar(description: str) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+def _is_watched() -> bool:
+    """Say whether somebody sees the bar: in a terminal or a notebook, not in a log file."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def _tick(description: str, done: threading.Event) -> None:

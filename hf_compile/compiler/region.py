@@ -225,9 +225,8 @@ class Region:
             declared = annotated.get(argument)
             origin = declared.reason.partition(":")[0] if declared is not None else "passed by keyword"
             verdict: Any = "dynamic" if dims else "static"
-            reason = (
-                f"{origin}; {'any size' if dims else 'every dim is fixed by the model'}, shape {shape or 'scalar'}"
-            )
+            outcome = "may have any size" if dims else "every dim is fixed by the model"
+            reason = f"{origin}; {outcome}, shape {shape or 'scalar'}"
             name = argument + match["rest"].replace("'", "")
             previous = self.inputs.get(name)
             if previous is None or len(previous.dims) < len(dims):

@@ -433,6 +433,10 @@ def test_a_long_compile_shows_a_bar_and_short_ones_do_not(capsys, monkeypatch):
     import hf_compile.compiler.progress as progress
 
     monkeypatch.setattr(progress, "SHOWN_AFTER_SECONDS", 0.0)
+    with progress.progress_bar("compiling Block"):
+        threading.Event().wait(0.1)
+    assert capsys.readouterr().err == ""  # nobody watches a log file
+    monkeypatch.setattr(progress, "_is_watched", lambda: True)
     logging.enable_progress_bar()
     with progress.progress_bar("compiling Block"):
         threading.Event().wait(0.2)
@@ -440,7 +444,6 @@ def test_a_long_compile_shows_a_bar_and_short_ones_do_not(capsys, monkeypatch):
     logging.disable_progress_bar()
     with progress.progress_bar("compiling Block"):
         threading.Event().wait(0.1)
-    logging.enable_progress_bar()
     assert capsys.readouterr().err == ""
 
 
