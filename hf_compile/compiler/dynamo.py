@@ -15,8 +15,10 @@ import torch
 import torch._dynamo
 import torch._dynamo.config as dynamo_config
 import torch.fx.experimental._config as shapes_config
+from torch._dynamo import eval_frame
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
+from torch._dynamo.exc import RecompileError
 from torch._dynamo.types import ConvertFrameReturn
 
 from ..config import DynamicShapesType
@@ -25,7 +27,7 @@ from ..errors import ConfigurationError
 if TYPE_CHECKING:
     from .region import Region
 
-__all__ = ["compile_region", "is_forced_not_to_compile", "leaf_tensors", "marked"]
+__all__ = ["compile_region", "is_wanted", "leaf_tensors", "marked"]
 
 # Torch refuses a further graph by itself beyond its own limit and warns in its own words; ours comes first.
 _TORCH_LIMIT_MARGIN = 2
@@ -127,11 +129,9 @@ def _put_trace_door(call: Any, code: types.CodeType, region: Region) -> None:
     )
 
 
-def is_forced_not_to_compile() -> bool:
-    """Say whether the user asked torch to raise rather than compile again."""
-    from torch._dynamo import eval_frame
-
-    return bool(eval_frame._stance.stance == "fail_on_recompile")
+def is_wanted(error: Exception) -> bool:
+    """Say whether the user told torch to raise rather than compile again, by a stance or by its config."""
+    return eval_frame._stance.stance == "fail_on_recompile" or isinstance(error, RecompileError)
 
 
 @contextlib.contextmanager

@@ -139,8 +139,6 @@ class Region:
         if not getattr(self._local, "dense", False) and not all(map(is_dense, tensors.values())):
             raise _NotDense
         kind = self._kind(module, args, kwargs)
-        if dynamo.is_forced_not_to_compile():
-            return convert()  # torch raises, in its words
         self._look_again_if_compiled_by_another_thread(kind)
         self._refuse_further_graphs(kind)
         started = time.perf_counter()
@@ -286,7 +284,7 @@ class Region:
         if isinstance(error, ConfigurationError):  # a declared dim that the tensor does not have
             self.give_up()
             raise error
-        if isinstance(error, RegionCompileError) or dynamo.is_forced_not_to_compile():
+        if isinstance(error, RegionCompileError) or dynamo.is_wanted(error):
             raise error
         result = type(module).forward(module, *args, **kwargs)  # if eager raises too, that is the error to show
         kind = getattr(error, "hf_compile_kind", None)

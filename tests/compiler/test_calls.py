@@ -198,6 +198,18 @@ def test_recompile_limits(tower):
             tower(RED.double())
 
 
+def test_torchs_own_ways_to_raise_are_honoured(tower):
+    compiled(tower)
+    with torch.no_grad():
+        with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
+            tower(RED)
+        tower(RED)
+        tower.double()
+        with torch._dynamo.config.patch(error_on_recompile=True), pytest.raises(torch._dynamo.exc.RecompileError):
+            tower(RED.double())
+        assert regions(tower)["Layer"].eager_calls == 0
+
+
 # --- modes
 
 
