@@ -20,7 +20,7 @@ def encoder():
 
 
 def scale_layer_norm(encoder):
-    norm = encoder.post_layernorm
+    norm = getattr(encoder, "vision_model", encoder).post_layernorm  # Transformers 5.0 has one module more
     norm.eps, before = 0.5, norm.eps
 
     def undo():
