@@ -281,7 +281,7 @@ _ragged_attention_backward.register_autograd(_refuse_second_backward)
 
 
 _sdpa_attention_forward: Callable[..., tuple[Tensor, None]] | None = None  # Transformers' own, known once registered
-_lock = threading.Lock()
+_lock = threading.RLock()
 _holders: set[object] = set()  # registrations that are not undone
 _undo = contextlib.ExitStack()
 
@@ -377,7 +377,9 @@ def register_attention() -> Callable[[], None]:
 
     def unregister() -> None:
         with _lock:
-            _holders.discard(holder)
+            if holder not in _holders:
+                return
+            _holders.remove(holder)
             if not _holders:
                 _undo.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,7 +55,9 @@ def attach(model: nn.Module, plan: ModelPlan, on_give_up: Callable[[], None]) ->
     attached = Attached(plan)
     with contextlib.ExitStack() as undo:
         _set_aside_slots(model, plan, undo)
-        undo.callback(register_attention())
+        unregister = register_attention()
+        undo.callback(unregister)
+        weakref.finalize(attached, unregister).atexit = False  # a model that goes without being uncompiled
         for encoder in plan.encoders:
             for patch in encoder.patches:
                 undo.callback(patch.apply(encoder.info.module))

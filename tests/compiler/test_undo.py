@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import hf_compile
+from hf_compile import attention
 from hf_compile.attention import ATTENTION_NAME
 
 from .tiny import EAGER, clip, images, patches, qwen, regions, siglip, snapshot
@@ -162,10 +163,11 @@ def test_a_compiled_model_can_be_freed():
     hf_compile.compile_mm_encoder(model, compilation_config=EAGER)
     with torch.no_grad():
         model(**images(1))
-    gone = weakref.ref(model.encoder.layers[0])
+    gone, registered = weakref.ref(model.encoder.layers[0]), len(attention._holders)
     del model
     gc.collect()
     assert gone() is None
+    assert len(attention._holders) == registered - 1
 
 
 def test_part_of_a_compiled_model_is_refused():

@@ -106,6 +106,42 @@ def test_same_answers_and_exact_graphs(name, family):
     assert all(vars(module).get("_compiled_call_impl") is None for module in model.modules())
 
 
+# With granularity "encoder": graphs of the one region, or a part of the reason why it runs eager.
+WHOLE = {
+    "qwen2_vl": "data-dependent",
+    "qwen2_5_vl": "data-dependent",
+    "qwen3_vl": "data-dependent",
+    "llava": "hidden states were asked for",
+    "llava_onevision": "hidden states were asked for",
+    "gemma3": 1,
+    "internvl": "hidden states were asked for",
+    "mistral3": "hidden states were asked for",
+    "idefics3": 1,
+    "smolvlm": 1,
+    "mllama": 2,  # one image a prompt first: a size of 1 beyond dim 0 is taken to broadcast, so three is a second graph
+    "llama4": 1,
+    "whisper": 1,
+    "qwen2_audio": 1,
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_encoder_is_one_graph_or_says_why_not(name, family):
+    folder, requests = family
+    eager = hf_compile.from_pretrained(folder)
+    config = {"backend": "eager", "granularity": "encoder"}
+    model = hf_compile.from_pretrained(folder, compile_mm_encoder=True, compilation_config=config)
+    for request in requests:
+        got, want = answer(name, model, request), answer(name, eager, request)
+        assert torch.equal(got, want) if not got.is_floating_point() else torch.allclose(got, want, atol=1e-5)
+    (region,) = hf_compile.status(model).encoders[0].regions
+    if isinstance(WHOLE[name], int):
+        assert (region.state, region.graphs, region.eager_calls) == ("compiled", WHOLE[name], 0)
+    else:
+        assert (region.state, region.calls) == ("eager", 0)
+        assert WHOLE[name] in region.reason
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", ["llava"])
 def test_llava_with_all_hidden_states(family):
