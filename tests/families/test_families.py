@@ -118,7 +118,7 @@ WHOLE = {
     "mistral3": "hidden states were asked for",
     "idefics3": 1,
     "smolvlm": 1,
-    "mllama": 2,  # one image a prompt first: a size of 1 beyond dim 0 is taken to broadcast, so three is a second graph
+    "mllama": 2,  # one image a prompt first: a size of 1 beyond dim 0 is taken to broadcast, so three is another
     "llama4": 1,
     "whisper": 1,
     "qwen2_audio": 1,
