@@ -191,10 +191,14 @@ def _coverage(encoder: nn.Module, groups: list[RegionGroup]) -> float:
 
 
 def _outside(encoder: nn.Module, groups: list[RegionGroup]) -> Iterator[str]:
-    """Yield the paths of modules that hold parameters outside every region."""
+    """Yield the topmost paths of modules that hold parameters outside every region."""
     inside = {id(child) for group in groups for module in group.modules.values() for child in module.modules()}
+    named: list[str] = []
     for path, module in encoder.named_modules():
-        if id(module) not in inside and next(module.parameters(recurse=False), None) is not None:
+        if id(module) in inside or next(module.parameters(recurse=False), None) is None:
+            continue
+        if not any(path.startswith(f"{above}.") for above in named):
+            named.append(path)
             yield path or "its own parameters"
 
 
