@@ -191,11 +191,13 @@ def _state(encoder: EncoderPlan, running: Region | None) -> tuple[str, str]:
         )
     if running is None:
         return "pending", "planned"
-    reasons = "; ".join(f"{count} calls ran eager: {reason}" for reason, count in running.eager_reasons.most_common())
+    made_for = [f"graph {number} was made for {call}" for number, call in enumerate(running.made_for, start=1)]
+    reasons = "; ".join(made_for if len(made_for) > 1 else [])
+    eager = "; ".join(f"{count} calls ran eager: {reason}" for reason, count in running.eager_reasons.most_common())
     if running.graphs and running.calls:
-        return "compiled", reasons
+        return "compiled", "; ".join(filter(None, (reasons, eager)))
     if running.eager_calls:
-        return "eager", reasons
+        return "eager", eager
     return "pending", "not called yet"
 
 

@@ -73,6 +73,8 @@ class Region:
         self.compile_seconds = 0.0
         self.eager_reasons: collections.Counter[str] = collections.Counter()
         self.inputs: dict[str, InputVerdict] = {}
+        self.made_for: list[str] = []
+        """For each graph, the mode, dtype and shapes of the call that needed it."""
         self.undos: list[Callable[[], None]] = []
         self.lock = threading.RLock()
         self._failures: dict[tuple[Any, ...], str] = {}
@@ -153,6 +155,8 @@ class Region:
             seconds = time.perf_counter() - started
             self.compile_seconds += seconds
         self._finished[kind] = self._finished.get(kind, _NEVER)[0] + 1, threading.get_ident(), time.monotonic()
+        shapes = ", ".join(f"{name} {'x'.join(map(str, tensor.shape))}" for name, tensor in tensors.items())
+        self.made_for += [f"{mode_of_execution()} {kind[2]} {shapes}".replace("torch.", "")] * (self.graphs - before)
         self._count(num_backend_compilations=self.graphs - before)
         self.version += 1
         self._note_unread(tensors)
@@ -222,6 +226,8 @@ class Region:
             shape = "x".join("?" if size is None else str(size) for size in sizes)
             declared = annotated.get(argument)
             origin = declared.reason.partition(":")[0] if declared is not None else "passed by keyword"
+            if declared is not None and declared.verdict == "pending":
+                origin = "has no annotation"
             verdict: Any = "dynamic" if dims else "static"
             outcome = "may have any size" if dims else "every dim is fixed by the model"
             reason = f"{origin}; {outcome}, shape {shape or 'scalar'}"
@@ -363,7 +369,9 @@ class Region:
         mode = "train" if module.training else mode_of_execution()
         if mode in self.eager_modes:
             return f"execution_modes[{mode!r}] is 'eager'" + (
-                ": dropout draws other numbers compiled" if mode == "train" else ""
+                ": the model is in training mode, where dropout would draw other numbers; model.eval() compiles it"
+                if mode == "train"
+                else ""
             )
         if kwargs.get("output_attentions"):
             return "attentions were asked for, which only the eager code returns"

@@ -176,6 +176,16 @@ def test_verify_finds_wrong_numbers():
 
 
 def test_recompile_limits(tower):
+    compiled(tower)
+    with torch.no_grad():
+        tower(RED)
+        tower.double()
+        tower(RED.double())
+        tower.float()
+    reason = regions(tower)["Layer"].reason
+    assert reason == (
+        "graph 1 was made for no_grad float32 hidden 2x5x8; graph 2 was made for no_grad float64 hidden 2x5x8"
+    )
     for options, wanted in (
         ({"recompile_limit": 1}, "recompile_limit=1 is reached"),
         ({"mode": "ONE_GRAPH"}, "would need a second graph"),
