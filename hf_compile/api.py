@@ -103,10 +103,11 @@ def uncompile_mm_encoder(model: Model) -> Model:
     """
     module = _module_of(model)
     with _lock:
-        current = _find(module)
-        if current is not None:
-            current.detach()
-            del _attached[module]
+        for inner in module.modules():  # also when only a part of the model was compiled
+            current = _find(inner)
+            if current is not None:
+                current.detach()
+                del _attached[inner]
     return model
 
 

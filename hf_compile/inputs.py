@@ -77,7 +77,7 @@ def observe_ranks(
         encoder.eval()
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # what is compiled already is not called
             encoder(**inputs)
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError):
         return ranks  # the input was a guess; the first real call checks what is missing here
     finally:
         for handle in handles:

@@ -15,7 +15,7 @@ from .errors import ConfigurationError, UnsupportedModelError
 from .inputs import make_inputs, observe_ranks
 from .patching import FamilyPatch, find_patches
 from .platforms import resolve_backend, resolve_device
-from .regions import RegionGroup, choose_regions, reads_cu_seqlens
+from .regions import RegionGroup, choose_regions, names_in_code, reads_cu_seqlens
 from .signature import InputVerdict, read_arguments
 
 __all__ = ["EncoderPlan", "ModelPlan", "RegionPlan", "make_plan"]
@@ -39,6 +39,7 @@ class RegionPlan:
         accepts_keywords: `forward` takes `**kwargs`.
         ragged: attention within packed segments goes through the operator `hf_compile::ragged_attention`.
         reads_max_seqlen: the modules pass `max_seqlen` on to attention.
+        unread: keywords of Transformers that `**kwargs` takes and no code of the modules names.
         branches_on_batch: torch's own attention layer asks whether the batch is 1, so dim 0 must have no hint.
     """
 
@@ -53,6 +54,7 @@ class RegionPlan:
     ragged: bool
     reads_max_seqlen: bool
     branches_on_batch: bool
+    unread: tuple[str, ...]
 
     @property
     def cache_prefix(self) -> str:
@@ -172,6 +174,11 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
         accepts_keywords=any(hint.kind == "keywords" for hint in hints),
         ragged=packed and group.role == "block" and implementation in RAGGED_REPLACES,
         reads_max_seqlen=any("max_seqlen" in names for names in _argument_names(module)),
+        unread=tuple(
+            name
+            for name in ("output_attentions", "output_hidden_states")
+            if any(hint.kind == "keywords" for hint in hints) and name not in names_in_code(module)
+        ),
         branches_on_batch=any(isinstance(child, nn.MultiheadAttention) for child in module.modules()),
     )
 

@@ -13,7 +13,7 @@ from torch import nn
 from .config import CompilationConfig
 from .decorators import find_mark
 
-__all__ = ["RegionGroup", "choose_regions", "reads_cu_seqlens"]
+__all__ = ["RegionGroup", "choose_regions", "names_in_code", "reads_cu_seqlens"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,7 @@ def choose_regions(encoder: nn.Module, config: CompilationConfig) -> tuple[str, 
     everything = [(path, module, "block") for path, module in blocks.items()]
     everything += [(path, module, "part") for path, module in parts.items()]
     order = {path: position for position, (path, _) in enumerate(encoder.named_modules())}
+    everything = [item for item in everything if item[0] in order]  # a module in two lists is one module
     for path, module, role in sorted(everything, key=lambda item: order[item[0]]):
         key = (role, *_identity(module))
         if key not in groups:
@@ -66,6 +67,16 @@ def choose_regions(encoder: nn.Module, config: CompilationConfig) -> tuple[str, 
 def reads_cu_seqlens(module: nn.Module) -> bool:
     """Say whether a module attends within packed segments, by the `cu_seqlens` in its code."""
     return any("cu_seqlens" in code.co_varnames for child in module.modules() for code in _codes(type(child)))
+
+
+def names_in_code(module: nn.Module) -> set[str]:
+    """Return the argument names and the string constants in the code of a module and all below it."""
+    return {
+        name
+        for child in module.modules()
+        for code in _codes(type(child))
+        for name in (*code.co_varnames, *(const for const in code.co_consts if isinstance(const, str)))
+    }
 
 
 def _blocks(module: nn.Module, path: str, config: CompilationConfig) -> Iterator[tuple[str, nn.Module]]:

@@ -111,6 +111,8 @@ def _put_slot(module: nn.Module, slot: Callable[..., Any] | None, undo: contextl
     had, before = _SLOT in instance, instance.get(_SLOT)
 
     def restore() -> None:
+        if instance.get(_SLOT) is not slot:  # taken since by somebody else
+            return
         if had:
             instance[_SLOT] = before
         else:

@@ -11,12 +11,12 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..attention import ATTENTION_NAME
 from ..plan import RAGGED_REPLACES
 from ..regions import reads_cu_seqlens
+from .tracing import in_our_graph
 
 __all__ = ["put_config_views"]
 
@@ -28,9 +28,7 @@ class _ConfigView:
     @property
     def _attn_implementation(self) -> Any:
         implementation = self.original._attn_implementation
-        return (
-            ATTENTION_NAME if torch.compiler.is_compiling() and implementation in RAGGED_REPLACES else implementation
-        )
+        return ATTENTION_NAME if in_our_graph() and implementation in RAGGED_REPLACES else implementation
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":  # not set yet: a copy in the making

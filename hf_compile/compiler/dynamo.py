@@ -23,6 +23,7 @@ from torch._dynamo.types import ConvertFrameReturn
 
 from ..config import DynamicShapesType
 from ..errors import ConfigurationError
+from .tracing import TRACE
 
 if TYPE_CHECKING:
     from .region import Region
@@ -57,7 +58,11 @@ def compile_region(region: Region) -> Callable[..., Any]:
 
 
 def _trampoline(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return type(module).forward(module, *args, **kwargs)
+    TRACE.ours = True
+    try:
+        return type(module).forward(module, *args, **kwargs)
+    finally:
+        TRACE.ours = False
 
 
 # Dynamo remembers which sizes varied by file, line and name of a code object: a line of its own keeps each region's
@@ -95,8 +100,8 @@ class _TraceDoor:
     """
 
     def __init__(self, region: Region, code: types.CodeType, convert: Any) -> None:
-        self.region, self.code = weakref.ref(region), code
-        self._torchdynamo_orig_backend = convert  # the attribute by which torch walks to the innermost backend
+        self.region, self.code, self.convert = weakref.ref(region), code, convert
+        self._torchdynamo_orig_backend = convert._torchdynamo_orig_backend  # by it torch walks to the backend
 
     def __call__(self, frame: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
         region = self.region()
@@ -107,8 +112,23 @@ class _TraceDoor:
             values["module"],
             values["args"],
             values["kwargs"],
-            lambda: self._torchdynamo_orig_backend(frame, *args, skip=skip + 3, **kwargs),
+            lambda: self.convert(frame, *args, skip=skip + 3, **kwargs),
         )
+
+    @property
+    def _clone_with_backend(self) -> Callable[[Any], _TraceDoor]:
+        """Used by torch under DistributedDataParallel, to cut the graph at its buckets."""
+        region = self.region()
+
+        def clone(backend: Any) -> _TraceDoor:
+            limit = region.config.recompile_limit + _TORCH_LIMIT_MARGIN if region is not None else None
+            door = _TraceDoor.__new__(_TraceDoor)
+            door.region, door.code = self.region, self.code
+            door.convert = convert_frame_assert(backend, one_graph=True, recompile_limit=limit)
+            door._torchdynamo_orig_backend = backend
+            return door
+
+        return clone
 
 
 def _put_trace_door(call: Any, code: types.CodeType, region: Region) -> None:
@@ -127,6 +147,11 @@ def _put_trace_door(call: Any, code: types.CodeType, region: Region) -> None:
         f"torch {torch.__version__} builds its compile wrapper in a way that hf_compile does not know; use a torch "
         "version named in the README, or report this"
     )
+
+
+def stance() -> str:
+    """Return torch's stance, "default" unless the user set another."""
+    return str(eval_frame._stance.stance)
 
 
 def is_wanted(error: Exception) -> bool:
@@ -168,8 +193,12 @@ def marked(
                 _mark_declared(name, tensor, declared.get(argument, {}), unbacked.get(argument, {}))
                 continue
             for dim, size in enumerate(tensor.shape):
-                fixed = size == 1 and (dim > 0 or (broadcast and position > 0))
-                if fixed or static.get(argument) == dim:  # a size-1 dim further right is there to broadcast
+                if broadcast and position > 0 and dim == 0 and size == 1:
+                    torch._dynamo.mark_static(tensor, 0)  # or torch makes it dynamic by itself the second time
+                    continue
+                if (size == 1 and dim > 0) or static.get(
+                    argument
+                ) == dim:  # a size-1 dim further right is there to broadcast
                     continue
                 if shapes == DynamicShapesType.UNBACKED and dim == 0:
                     torch._dynamo.decorators.mark_unbacked(tensor, dim)

@@ -5,6 +5,7 @@ The slot of a compiled call replaces the code of torch that runs hooks, so what 
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-__all__ = ["Watch", "call_with_hooks", "eager_because_of_hooks", "recorder_of"]
+from .tracing import in_our_graph
+
+__all__ = ["GLOBAL_HOOKS", "Watch", "call_with_hooks", "eager_because_of_hooks", "recorder_of"]
 
 _HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_DICTS = (
@@ -22,6 +25,9 @@ _GLOBAL_DICTS = (
     torch_module._global_backward_hooks,
     torch_module._global_backward_pre_hooks,
 )
+
+
+GLOBAL_HOOKS = _GLOBAL_DICTS
 
 
 class Watch:
@@ -34,10 +40,13 @@ class Watch:
         self.dense: bool = before is not None and before.dense
         """An input of this module was not contiguous, or began inside its storage, before."""
         self.inner = [child for child in module.modules() if child is not module]
-        own = [getattr(module, name) for name in _HOOK_DICTS]
-        self.inner_dicts = [getattr(child, name) for child in self.inner for name in _HOOK_DICTS]
-        self.hook_dicts = (*own, *_GLOBAL_DICTS, *self.inner_dicts)
-        self.instances = (vars(module), *(vars(child) for child in self.inner))
+        self.places = [
+            (parent._modules, name, child, vars(child))
+            for parent in module.modules()
+            for name, child in parent._modules.items()
+            if child is not None
+        ]
+        self.own = vars(module)
 
 
 class _InertInGraph:
@@ -50,7 +59,7 @@ class _InertInGraph:
         self.original, self.key = original, key
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if in_our_graph():
             return None
         return self.original(module, args, output)
 
@@ -89,9 +98,11 @@ def _is_own_forward(module: nn.Module, forward: Any) -> bool:
 def recorder_of(module: nn.Module) -> Any:
     """Return the wrapper that Transformers 5.0 puts around `forward` while it records, or None."""
     forward = vars(module).get("forward")
-    if isinstance(forward, types.FunctionType) and "orig_forward" in forward.__code__.co_freevars:
-        return forward
-    return None
+    if not isinstance(forward, types.FunctionType) or "orig_forward" not in forward.__code__.co_freevars:
+        return None
+    cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
+    is_theirs = forward.__globals__.get("__name__") == "transformers.utils.generic"
+    return forward if is_theirs and _is_own_forward(module, cells["orig_forward"].cell_contents) else None
 
 
 def eager_because_of_hooks(
@@ -120,8 +131,6 @@ def eager_because_of_hooks(
         if recorder_of(child) is not None:
             return f"Transformers records the output of {type(child).__name__} inside {name}"
         return f"the forward of {type(child).__name__} inside {name} was replaced"
-    if not any(watch.inner_dicts) and not _GLOBAL_DICTS[0] and not _GLOBAL_DICTS[1]:
-        return None
     if _GLOBAL_DICTS[0] or _GLOBAL_DICTS[1]:
         return "a global module hook, which must see every module inside the region"
     return _inner_hooks(name, watch, add_undo)
@@ -157,8 +166,9 @@ def _make_inert(
 
 
 def _has_accelerate_hook(module: nn.Module) -> bool:
-    old = vars(module).get("_old_forward")
-    return "_hf_hook" in vars(module) and _is_own_forward(module, old)
+    forward, old = vars(module).get("forward"), vars(module).get("_old_forward")
+    is_theirs = isinstance(forward, functools.partial) and forward.func.__module__ == "accelerate.hooks"
+    return "_hf_hook" in vars(module) and is_theirs and _is_own_forward(module, old)
 
 
 def call_with_hooks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], core: Callable[..., Any]) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 from transformers.utils import logging
 
 from .. import explanation
@@ -90,7 +92,8 @@ class Region:
         policies = self.config.execution_modes
         self.eager_modes = {mode for mode, policy in policies.items() if policy == "eager"}
         self.careful = self.ranged or self.config.verify or bool(self.eager_modes - {"train"})
-        self.dropped = tuple(name for name in _RECORDED if plan.accepts_keywords and name not in plan.arguments)
+        # What Transformers passes on to every layer, and this one takes by **kwargs and never reads
+        self.dropped = () if plan.role == "encoder" else tuple(name for name in _RECORDED[:2] if name in plan.unread)
         self.constants: dict[str, Any] = {}
         if plan.ragged and plan.reads_max_seqlen and (plan.accepts_keywords or "max_seqlen" in plan.arguments):
             self.constants["max_seqlen"] = MAX_SEQLEN
@@ -292,6 +295,8 @@ class Region:
             raise error
         if isinstance(error, RegionCompileError) or dynamo.is_wanted(error):
             raise error
+        if isinstance(error, checkpoint._StopRecomputationError):  # torch ends a checkpoint's second forward by it
+            raise error
         result = type(module).forward(module, *args, **kwargs)  # if eager raises too, that is the error to show
         kind = getattr(error, "hf_compile_kind", None)
         reason = str(error) if isinstance(error, _Refused) else explanation.explain(error)
@@ -302,7 +307,7 @@ class Region:
             if kind is not None:
                 self._failures[kind] = reason
                 logger.warning(f"{self.name} runs eager for this kind of call: {reason}")
-            else:  # a graph was built and fails where eager works
+            elif self.graphs:  # a graph was built and fails where eager works
                 reason = f"a compiled graph failed at run time: {reason}"
                 self.give_up_region(reason)
                 logger.warning(f"{self.name} runs eager from now on: {reason}")
@@ -317,13 +322,16 @@ class Region:
         if call is None:
             self.note_eager("a size outside the compile ranges (out_of_range='eager')")
             return type(module).forward(module, *args, **kwargs)
-        args_in, given = dense(args), dense({**kwargs, **self.constants})
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        dense_args = tuple(dense(value, copies) for value in args)
+        given = {**{name: dense(value, copies) for name, value in kwargs.items()}, **self.constants}
+        check = _Check(module, args, kwargs) if self.config.verify else None
         before = self.graphs
         self._local.dense = True
         try:
             while True:
                 try:
-                    result = call(module, args_in, given)
+                    result = call(module, dense_args, given)
                     break
                 except _TryAgain:
                     time.sleep(INSTALLED_AFTER_SECONDS / 50)
@@ -331,25 +339,33 @@ class Region:
             return self.recover(module, args, kwargs, error)
         finally:
             self._local.dense = False
+        written = {id(copy): original for original, copy in copies if was_written(copy, original)}
+        if written:  # in eager the caller's own tensor is written to, and may be what comes back
+            for original, copy in copies:
+                if id(copy) in written:
+                    original.copy_(copy)
+            result = pytree.tree_map_only(torch.Tensor, lambda tensor: written.get(id(tensor), tensor), result)
         if not self.graphs:
             self.note_eager(_NO_GRAPH)
             return result
+        if check is not None and self.graphs > before:
+            return self._verified(module, check, result)
         self.calls += 1
-        if self.config.verify and self.graphs > before:
-            return self._verified(module, args, kwargs, result)
         return result
 
-    def _verified(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        want = type(module).forward(module, *args, **kwargs)
+    def _verified(self, module: nn.Module, check: _Check, result: Any) -> Any:
+        want = check.eager()
         difference = largest_difference(result, want)
         if difference <= tolerance(want):
+            self.calls += 1
             return result
         reason = f"verify: the graph differs from eager by {difference:.1e}, more than {tolerance(want):.0e}"
         if self.config.strict:
             raise VerificationError(f"{self.name}: {reason}")
-        self._failures[self._kind(module, args, kwargs)] = reason
+        check.hand_over()
         logger.warning(f"{self.name}: {reason}")
         self.give_up_region(reason)
+        self.note_eager(reason)
         return want
 
     def give_up_region(self, reason: str) -> None:
@@ -373,10 +389,16 @@ class Region:
                 if mode == "train"
                 else ""
             )
+        for modules, name, child, _ in watch.places:
+            if modules.get(name) is not child:  # replaced without a new graph: look at what is there now
+                watch = hooks.Watch(module, watch)
+                break
         if kwargs.get("output_attentions"):
             return "attentions were asked for, which only the eager code returns"
         if self.plan.role == "encoder" and kwargs.get("output_hidden_states"):
             return "hidden states were asked for, and a whole-encoder graph does not return them"
+        if dynamo.stance() == "force_eager":
+            return "torch's stance is force_eager"
         return hooks.eager_because_of_hooks(module, watch, self.undos.append)
 
     def careful_call(
@@ -386,31 +408,79 @@ class Region:
         reason = self.why_eager(module, watch, kwargs)
         if reason is not None:
             return self.eager(module, args, kwargs, reason)
-        return hooks.call_with_hooks(module, args, kwargs, lambda *a, **k: self.run(module, a, k))
+        had_pre_hooks = bool(module._forward_pre_hooks)
+
+        def core(*args: Any, **kwargs: Any) -> Any:
+            again = hooks.eager_because_of_hooks(module, watch, self.undos.append) if had_pre_hooks else None
+            if again is None:
+                return self.run(module, args, kwargs)
+            self.note_eager(again)  # a pre-hook has put a hook inside
+            return type(module).forward(module, *args, **kwargs)
+
+        return hooks.call_with_hooks(module, args, kwargs, core)
+
+
+class _Check:
+    """What eager needs to run a call once more as it was: copies of its tensors, the buffers, and the random state."""
+
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.module, self.given = module, (args, kwargs)
+        self.copies = pytree.tree_map_only(torch.Tensor, torch.clone, self.given)
+        self.buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        self.random_state = torch.get_rng_state()
+
+    def eager(self) -> Any:
+        """Return eager's result; buffers and random state are then as the graph left them."""
+        after = [buffer.clone() for buffer, _ in self.buffers]
+        args, kwargs = self.copies
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.random_state)
+            for buffer, before in self.buffers:
+                buffer.copy_(before)
+            try:
+                return type(self.module).forward(self.module, *args, **kwargs)
+            finally:
+                for (buffer, _), value in zip(self.buffers, after, strict=True):
+                    buffer.copy_(value)
+
+    def hand_over(self) -> None:
+        """Give the caller's tensors what eager wrote into the copies."""
+        for original, copy in zip(pytree.tree_leaves(self.given), pytree.tree_leaves(self.copies), strict=True):
+            if isinstance(original, torch.Tensor) and was_written(copy, original):
+                original.copy_(copy)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Say whether a tensor is contiguous from the start of its storage; else strides or offset become guards."""
-    return tensor.is_contiguous() and not tensor.storage_offset()
+    return tensor.layout is not torch.strided or (tensor.is_contiguous() and not tensor.storage_offset())
 
 
-def dense(value: Any) -> Any:
-    """Return an argument, or a container of them, with every tensor dense; what is so already is not copied."""
-    kind = type(value)
-    if kind is torch.Tensor:
-        return value if is_dense(value) else value.clone(memory_format=torch.contiguous_format)
-    if kind is tuple or kind is list:
-        return kind(map(dense, value))
-    if kind is dict:
-        return {key: dense(member) for key, member in value.items()}
+def dense(value: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """Return an argument, or a tuple of them, with every tensor dense; what is so already stays the same object.
+
+    Lists and dicts are handed on as they are, since the region may write into them.
+    """
+    if type(value) is torch.Tensor and not is_dense(value):
+        copies.append((value, value.clone(memory_format=torch.contiguous_format)))
+        return copies[-1][1]
+    if type(value) is tuple:
+        made = tuple(dense(member, copies) for member in value)
+        return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
     return value
+
+
+def was_written(copy: torch.Tensor, original: torch.Tensor) -> bool:
+    """Say whether a copy was changed in place since it was made."""
+    if copy.is_inference():  # such tensors count no versions
+        return not torch.equal(copy, original)
+    return copy._version > 0
 
 
 def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
     """Return the function for the module's compiled slot. It is on the path of every call: no work that can wait."""
-    instance = vars(module)
-    is_compiling, is_tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
-    dispatch_modes = torch._C._len_torch_dispatch_stack
+    own = vars(module)
+    is_compiling, is_tracing = torch.compiler.is_dynamo_compiling, torch._C._get_tracing_state
+    dispatch_modes, stance = torch._C._len_torch_dispatch_stack, dynamo.stance
     constants, call = region.constants, region.call
     watch = hooks.Watch(module)
 
@@ -424,13 +494,29 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
         if (
             region.careful
             or dispatch_modes()
-            or instance["training"]
-            or any(watch.hook_dicts)
+            or own["training"]
+            or own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "forward" in own
+            or any(hooks.GLOBAL_HOOKS)
+            or stance() != "default"
             or not kwargs.keys().isdisjoint(_RECORDED)
         ):
             return region.careful_call(module, args, kwargs, watch)
-        for attributes in watch.instances:
-            if "forward" in attributes:
+        for modules, name, child, attributes in watch.places:
+            if modules.get(name) is not child:
+                watch = hooks.Watch(module, watch)
+                watch.version = region.version
+                return region.careful_call(module, args, kwargs, watch)
+            if (
+                attributes["_forward_hooks"]
+                or attributes["_forward_pre_hooks"]
+                or attributes["_backward_hooks"]
+                or attributes["_backward_pre_hooks"]
+                or "forward" in attributes
+            ):
                 return region.careful_call(module, args, kwargs, watch)
         if watch.dense:
             return region.run(module, args, kwargs)

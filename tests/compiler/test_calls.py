@@ -298,8 +298,11 @@ def test_a_switched_off_dynamo_is_not_called_compiled():
     compiled(model)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         model(**images(2))
+    assert "torch's stance is force_eager" in regions(model)["CLIPEncoderLayer"].reason
+    with torch.no_grad(), torch._dynamo.config.patch(disable=True):
+        model(**images(2))
     region = regions(model)["CLIPEncoderLayer"]
-    assert (region.state, region.graphs, region.eager_calls) == ("eager", 0, 3)
+    assert (region.state, region.graphs, region.eager_calls) == ("eager", 0, 6)
     assert "Dynamo is switched off" in region.reason
 
 
