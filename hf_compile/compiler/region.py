@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import eval_frame
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from transformers.utils import logging
@@ -480,7 +481,7 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
     """Return the function for the module's compiled slot. It is on the path of every call: no work that can wait."""
     own = vars(module)
     is_compiling, is_tracing = torch.compiler.is_dynamo_compiling, torch._C._get_tracing_state
-    dispatch_modes, stance = torch._C._len_torch_dispatch_stack, dynamo.stance
+    dispatch_modes = torch._C._len_torch_dispatch_stack
     constants, call = region.constants, region.call
     watch = hooks.Watch(module)
 
@@ -501,8 +502,8 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
             or own["_backward_pre_hooks"]
             or "forward" in own
             or any(hooks.GLOBAL_HOOKS)
-            or stance() != "default"
-            or not kwargs.keys().isdisjoint(_RECORDED)
+            or eval_frame._stance.stance != "default"
+            or (kwargs and not kwargs.keys().isdisjoint(_RECORDED))
         ):
             return region.careful_call(module, args, kwargs, watch)
         for modules, name, child, attributes in watch.places:
