@@ -482,7 +482,7 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
     own = vars(module)
     is_compiling, is_tracing = torch.compiler.is_dynamo_compiling, torch._C._get_tracing_state
     dispatch_modes = torch._C._len_torch_dispatch_stack
-    constants, call = region.constants, region.call
+    constants, call, global_hooks = region.constants, region.call, hooks.GLOBAL_HOOKS
     watch = hooks.Watch(module)
 
     def compiled_call(*args: Any, **kwargs: Any) -> Any:
@@ -501,7 +501,7 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
             or own["_backward_hooks"]
             or own["_backward_pre_hooks"]
             or "forward" in own
-            or any(hooks.GLOBAL_HOOKS)
+            or any(global_hooks)
             or eval_frame._stance.stance != "default"
             or (kwargs and not kwargs.keys().isdisjoint(_RECORDED))
         ):
