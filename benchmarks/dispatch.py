@@ -1,7 +1,7 @@
 """Measure what one region call costs beside torch's own `module.compile()` of the same module.
 
 A small layer with four tensors, two of them in a tuple, under no_grad on one thread. `module.compile()` sees one size
-only and so guards constants; ours serves every size. Runs are interleaved; medians are microseconds of CPU time a call.
+only and so guards constants; ours serves every size. Runs are interleaved; medians are microseconds of CPU a call.
 """
 
 from __future__ import annotations
