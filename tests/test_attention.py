@@ -1,6 +1,5 @@
 """The ragged attention operator and its registration with Transformers."""
 
-import gc
 import inspect
 import subprocess
 import sys
@@ -617,14 +616,27 @@ def test_an_error_of_the_operator_comes_out_of_a_compiled_graph():
 # ---- registration
 
 
+@pytest.fixture
+def alone():
+    """Set aside the registrations of models that other tests left compiled."""
+    others = set(attention._holders)
+    attention._holders.clear()
+    attention._undo.close()
+    yield
+    if others:
+        register_attention()
+        attention._holders.clear()
+        attention._holders.update(others)
+
+
 def mappings():
-    gc.collect()  # models of other tests that went, compiled, still hold a registration until then
     from transformers import AttentionInterface, AttentionMaskInterface
 
     return [dict(interface._global_mapping) for interface in (AttentionInterface, AttentionMaskInterface)]
 
 
 @pytest.mark.smoke
+@pytest.mark.usefixtures("alone")
 def test_the_last_undo_restores_the_mappings():
     before = mappings()
     first = register_attention()
@@ -639,6 +651,7 @@ def test_the_last_undo_restores_the_mappings():
     assert mappings() == before
 
 
+@pytest.mark.usefixtures("alone")
 def test_an_entry_that_was_there_comes_back(monkeypatch):
     from transformers import AttentionInterface
 
@@ -650,6 +663,7 @@ def test_an_entry_that_was_there_comes_back(monkeypatch):
     assert mappings() == before
 
 
+@pytest.mark.usefixtures("alone")
 def test_threads_may_register_at_once():
     before, seen = mappings(), []
     barrier = threading.Barrier(8)
