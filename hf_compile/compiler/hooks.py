@@ -19,15 +19,12 @@ from .tracing import in_our_graph
 __all__ = ["GLOBAL_HOOKS", "Watch", "call_with_hooks", "eager_because_of_hooks", "recorder_of"]
 
 _HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_DICTS = (
+GLOBAL_HOOKS = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
     torch_module._global_backward_hooks,
     torch_module._global_backward_pre_hooks,
 )
-
-
-GLOBAL_HOOKS = _GLOBAL_DICTS
 
 
 class Watch:
@@ -46,7 +43,6 @@ class Watch:
             for name, child in parent._modules.items()
             if child is not None
         ]
-        self.own = vars(module)
 
 
 class _InertInGraph:
@@ -110,7 +106,7 @@ def eager_because_of_hooks(
 ) -> str | None:
     """Return why hooks make this call run eager, or None; recording hooks with nothing to record are made inert."""
     name = type(module).__name__
-    if module._backward_hooks or module._backward_pre_hooks or _GLOBAL_DICTS[2] or _GLOBAL_DICTS[3]:
+    if module._backward_hooks or module._backward_pre_hooks or GLOBAL_HOOKS[2] or GLOBAL_HOOKS[3]:
         return f"{name} has a backward hook"
     if module._forward_hooks_always_called or torch_module._global_forward_hooks_always_called:
         return f"{name} has a forward hook that is always called"
@@ -131,7 +127,7 @@ def eager_because_of_hooks(
         if recorder_of(child) is not None:
             return f"Transformers records the output of {type(child).__name__} inside {name}"
         return f"the forward of {type(child).__name__} inside {name} was replaced"
-    if _GLOBAL_DICTS[0] or _GLOBAL_DICTS[1]:
+    if GLOBAL_HOOKS[0] or GLOBAL_HOOKS[1]:
         return "a global module hook, which must see every module inside the region"
     return _inner_hooks(name, watch, add_undo)
 
