@@ -16,9 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["ATTENTION_NAME", "choose_kernel", "ragged_attention", "ragged_attention_forward", "register_attention"]
+__all__ = [
+    "ATTENTION_NAME",
+    "RAGGED_REPLACES",
+    "choose_kernel",
+    "ragged_attention",
+    "ragged_attention_forward",
+    "register_attention",
+]
 
 ATTENTION_NAME = "hf_compile_flash_ragged"  # models take their own cu_seqlens branch when the name contains "flash"
+RAGGED_REPLACES = ("sdpa", "eager", None)
+"""Attention implementations that loop over packed segments; any other was chosen on purpose and stays."""
 
 # Equal segments that do not touch share a call only if they are small, since that copies them: on a CPU (2 cores,
 # torch 2.13) a call costs as much as copying 64 KiB of query with its key, value and result. On an accelerator it

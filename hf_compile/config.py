@@ -181,6 +181,8 @@ class CompilationConfig:
         recompile_limit: the most graphs of one region (and range).
         verify: compare the first call of every new graph with eager; a difference raises `VerificationError` under
             `strict`, and makes that call run eager otherwise.
+        include_projector: also compile what lies between an encoder and the text model (projector, connector,
+            Q-Former, resampler), each as a further encoder. A merger inside the encoder is compiled anyway.
         encoders: module path -> options that differ for that encoder.
 
     Raises:
@@ -209,6 +211,7 @@ class CompilationConfig:
     fail_on_recompile: bool = False
     recompile_limit: int = 8
     verify: bool = False
+    include_projector: bool = False
     encoders: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __new__(cls, **options: Any) -> CompilationConfig:
@@ -220,7 +223,7 @@ class CompilationConfig:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
-        for name in ("compile_mm_encoder", "strict", "fail_on_recompile", "verify"):
+        for name in ("compile_mm_encoder", "strict", "fail_on_recompile", "verify", "include_projector"):
             _flag(name, getattr(self, name))
         for name in ("options", "dynamic_arg_dims", "compile_sizes", "execution_modes", "encoders"):
             value = getattr(self, name)
@@ -255,10 +258,11 @@ class CompilationConfig:
         return hash((self.mode, self.backend, self.granularity, self.dynamic_shapes, self.compile_ranges))
 
     def _parse_overrides(self, path: str, options: Any) -> dict[str, Any]:
-        if not isinstance(options, Mapping) or {"encoders", "compile_mm_encoder"} & set(options):
+        of_the_model = ("compile_mm_encoder", "encoders", "include_projector")
+        if not isinstance(options, Mapping) or set(of_the_model) & set(options):
             raise ConfigurationError(
-                f"encoders[{path!r}]={options!r} is not legal; it must map option names (other than 'encoders' and "
-                "'compile_mm_encoder') to values"
+                f"encoders[{path!r}]={options!r} is not legal; it must map option names (other than "
+                f"{', '.join(map(repr, of_the_model))}) to values"
             )
         try:
             own = dataclasses.replace(self, **{"encoders": {}, **_known_options(options)})

@@ -13,7 +13,7 @@ from .decorators import find_mark
 from .errors import EncoderNotFoundError
 from .signature import unwrapped_forward
 
-__all__ = ["EncoderInfo", "find_encoders"]
+__all__ = ["EncoderInfo", "find_encoders", "find_projectors"]
 
 # Names that Transformers gives to the media inputs of a forward, and what they carry.
 _MEDIA_ARGUMENTS = {
@@ -33,17 +33,28 @@ _MEDIA_ARGUMENTS = {
     "audio_values": "audio",
     "audio_features": "audio",
     "audio": "audio",
+    "audio_mel": "audio",
+    "audio_input_ids": "audio",
     "feature_lens": "audio",
 }
-# What only a text side or a decoder takes: a module with one of these is more than an encoder.
+# Some models put a word before: image_pixel_values, high_res_pixel_values, audio_input_features.
+_MEDIA_ENDINGS = {
+    "_pixel_values": "image",
+    "_pixel_values_videos": "video",
+    "_input_features": "audio",
+    "_input_values": "audio",
+}
+# What only a text side or a decoder takes: a module with one of these is more than an encoder. Not among them are
+# `inputs_embeds` and a cache, which a streaming encoder takes too.
 _TEXT_ARGUMENTS = {
     "input_ids",
-    "inputs_embeds",
     "decoder_input_ids",
     "decoder_input_values",
+    "decoder_inputs_embeds",
     "encoder_hidden_states",
-    "past_key_values",
 }
+# What an encoder is never given: the answers of a head, the codes that a codec decodes.
+_OUTER_ARGUMENTS = {"labels", "audio_codes"}
 _MODALITIES = ("image", "video", "audio")
 _SIGHT = {"image", "video"}
 
@@ -55,7 +66,7 @@ class EncoderInfo:
     Args:
         path: module path inside the model; `""` when the model itself is the encoder.
         module: the module at that path.
-        modalities: what it encodes, of image, video and audio.
+        modalities: what it encodes: image, video, audio, or what else the model puts beside text ("protein").
         found_by: how it was found, in words.
     """
 
@@ -68,9 +79,10 @@ class EncoderInfo:
 def find_encoders(model: nn.Module, *, encoder: str | Iterable[str] | None = None) -> list[EncoderInfo]:
     """Find the encoders of a model, each once, in the order of the model's modules.
 
-    A module counts when its `forward` takes a media input and no text. The model's own `get_encoder(modality)` is
-    asked too, and never believed blindly, since it may answer with the model itself, None, the text side or the tower
-    of another modality.
+    A module counts when it holds layers, and its `forward` (or, where it has none, its `encode`) takes a media input
+    and no text. So does a Transformers class that declares media as its only input. A head or a codec around an
+    encoder is looked through. The model's own `get_encoder(modality)` is asked too, and never believed blindly, since
+    it may answer with the model itself, None, the text side or the tower of another modality.
 
     Args:
         model: a Transformers model, or any module.
@@ -117,10 +129,91 @@ def find_encoders(model: nn.Module, *, encoder: str | Iterable[str] | None = Non
             and ("audio" in seen.modalities) == (modality == "audio")
         ):
             found[id(answer)] = _with_modalities(seen, (modality,))
+    for info in _other_modalities(model):
+        found.setdefault(id(info.module), info)
+    if not found:
+        for info in _fed_with_embeddings(model):
+            found[id(info.module)] = info
     if not found:
         raise EncoderNotFoundError(_not_found(model, answers))
     order = {id(module): position for position, module in enumerate(model.modules())}
     return sorted(found.values(), key=lambda info: order[id(info.module)])
+
+
+def find_projectors(model: nn.Module, encoders: Iterable[EncoderInfo]) -> list[EncoderInfo]:
+    """Find the modules between the encoders of a model and its text model: projectors, connectors, Q-Formers.
+
+    They stand beside an encoder and a text model in a module that takes `inputs_embeds`, hold matrix products, and are
+    used on the way of the features: by that module's `forward`, or by what it calls. A single layer of torch is none,
+    since it gains nothing from a graph. A merger inside the encoder is part of it.
+
+    Args:
+        model: the model.
+        encoders: what `find_encoders` returned for it.
+    """
+    encoders = list(encoders)
+    inside = {id(module): info for info in encoders for module in info.module.modules()}
+    found: dict[int, EncoderInfo] = {}
+    for owner_path, owner in model.named_modules():
+        if id(owner) in inside or "inputs_embeds" not in _arguments(owner):
+            continue
+        texts, media, rest = [], [], {}
+        for name, child in owner.named_children():
+            below = {inside[id(module)].path for module in child.modules() if id(module) in inside}
+            if below and not any(map(_is_text_model, child.modules())):
+                media += sorted(below)
+            elif not below and _is_text_model(child):
+                texts.append(f"{owner_path}.{name}".lstrip("."))
+            elif not below:
+                rest[name] = child
+        if not texts or not media:
+            continue
+        used = _used_names(owner)
+        words = f"it is a projector between {' and '.join(media)} and the text model {texts[0]}"
+        modalities = {modality for info in encoders if info.path in media for modality in info.modalities}
+        between = [
+            (path, module)
+            for name, child in rest.items()
+            if name in used
+            for path, module in _multipliers(child, f"{owner_path}.{name}".lstrip("."))
+        ]
+        if any(_takes_text(module) and "query_embeds" not in _arguments(module) for _, module in between):
+            continue  # layers that mix both streams: the features never enter the text model
+        for path, module in between:
+            found.setdefault(id(module), _with_modalities(EncoderInfo(path, module, (), words), modalities))
+    return list(found.values())
+
+
+def _is_text_model(module: nn.Module) -> bool:
+    return {"input_ids", "inputs_embeds"} <= set(_arguments(module)) and _has_stack(module)
+
+
+def _used_names(module: nn.Module) -> set[str]:
+    """Return the names in the code of a module's `forward` and of the methods of its own that this calls."""
+    names: set[str] = set()
+    methods = ["forward"]
+    while methods:
+        function = inspect.unwrap(getattr(type(module), methods.pop()))
+        new = set(function.__code__.co_names) - names if inspect.isfunction(function) else set()
+        names |= new
+        methods += [name for name in new if inspect.isroutine(getattr(type(module), name, None))]
+    return names
+
+
+def _multipliers(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module that multiplies by matrices, or those in a list; none that is a single layer of torch."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        for name, child in module.named_children():
+            yield from _multipliers(child, f"{path}.{name}")
+        return
+    matrices = sum(
+        parameter.dim() >= 2
+        for child in module.modules()
+        if not isinstance(child, nn.Embedding)
+        for parameter in child.parameters(recurse=False)
+    )
+    if matrices > type(module).__module__.startswith("torch.nn.") and _has_forward(module):
+        yield path, module
 
 
 def _paths(encoder: str | Iterable[str]) -> list[str]:
@@ -150,22 +243,41 @@ def _with_modalities(info: EncoderInfo, modalities: Iterable[str]) -> EncoderInf
 
 
 def _arguments(module: nn.Module) -> list[str]:
+    """Return the names of what a module is called with; one without a `forward` is called through its `encode`."""
+    call = unwrapped_forward(module)
+    if not _has_forward(module):
+        call = inspect.unwrap(getattr(type(module), "encode", call))
     try:
-        return list(inspect.signature(unwrapped_forward(module)).parameters)[1:]
+        return list(inspect.signature(call).parameters)[1:]
     except (TypeError, ValueError):  # a forward without a Python signature
         return []
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return unwrapped_forward(module) is not nn.Module.forward  # the placeholder that raises
+
+
+def _medium(name: str) -> str | None:
+    """Return what an argument carries, by its name."""
+    if name in _TEXT_ARGUMENTS:
+        return None
+    endings = (medium for ending, medium in _MEDIA_ENDINGS.items() if name.endswith(ending))
+    return _MEDIA_ARGUMENTS.get(name) or next(endings, None)
 
 
 def _takes_text(module: nn.Module) -> bool:
     return bool(_TEXT_ARGUMENTS & set(_arguments(module)))
 
 
-def _is_encoder(module: nn.Module) -> bool:
+def _is_marked(module: nn.Module) -> bool:
     mark = find_mark(type(module))
-    if mark is not None and mark.is_encoder:
+    return mark is not None and mark.is_encoder
+
+
+def _is_encoder(module: nn.Module) -> bool:
+    if _is_marked(module):
         return True
-    arguments = set(_arguments(module))
-    return bool(arguments & set(_MEDIA_ARGUMENTS)) and not arguments & _TEXT_ARGUMENTS and _has_stack(module)
+    return not _takes_text(module) and bool(_carried(module) or _promised(module)) and _has_stack(module)
 
 
 def _has_stack(module: nn.Module) -> bool:
@@ -177,24 +289,37 @@ def _has_stack(module: nn.Module) -> bool:
 
 
 def _outermost(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the topmost modules that encode; a head model that only adds a head is looked through to its base."""
-    if _is_encoder(module):
-        base_name = getattr(module, "base_model_prefix", "")
-        base = getattr(module, base_name, None) if base_name else None
-        if isinstance(base, nn.Module) and base is not module and _is_encoder(base):
-            yield from _outermost(base, f"{path}.{base_name}".lstrip("."))
-        else:
-            yield path, module
+    """Yield the topmost modules that encode; a head or a codec is looked through to the encoder in it, if any."""
+    is_encoder = _is_encoder(module)
+    if is_encoder and not _wraps_an_encoder(module):
+        yield path, module
         return
-    for name, child in module.named_children():
-        yield from _outermost(child, f"{path}.{name}".lstrip("."))
+    inside = [
+        found for name, child in module.named_children() for found in _outermost(child, f"{path}.{name}".lstrip("."))
+    ]
+    if is_encoder:  # what is in it takes what it takes, else the names mean something else
+        same = set(_modalities(module, path))
+        inside = [found for found in inside if same & set(_modalities(found[1], found[0]))] or [(path, module)]
+    yield from inside
+
+
+def _wraps_an_encoder(module: nn.Module) -> bool:
+    """Say whether a module only puts something around an encoder: a head, the decoder of a codec."""
+    if _is_marked(module):
+        return False
+    if _OUTER_ARGUMENTS & set(_arguments(module)):
+        return True
+    base = getattr(module, getattr(module, "base_model_prefix", "") or " ", None)
+    if not isinstance(base, nn.Module) or base is module or not _is_encoder(base):
+        return False
+    return not any(_has_stack(child) for child in module.children() if child is not base)
 
 
 def _modalities(module: nn.Module, path: str) -> tuple[str, ...]:
     carried = _carried(module)
     declared = _declared(module)
     if not carried:
-        carried = declared
+        carried = declared or _promised(module)
     elif carried & _SIGHT and declared & _SIGHT:  # video may come as pixel_values
         carried = carried - _SIGHT | declared & _SIGHT
     if carried == {"image"} and "video" in path.rpartition(".")[2]:
@@ -204,7 +329,7 @@ def _modalities(module: nn.Module, path: str) -> tuple[str, ...]:
 
 def _carried(module: nn.Module) -> set[str]:
     """Return what the names of a module's arguments say that it takes."""
-    return {_MEDIA_ARGUMENTS[name] for name in _arguments(module) if name in _MEDIA_ARGUMENTS}
+    return {medium for medium in map(_medium, _arguments(module)) if medium is not None}
 
 
 def _declared(module: nn.Module) -> set[str]:
@@ -213,16 +338,45 @@ def _declared(module: nn.Module) -> set[str]:
     return set(_MODALITIES) & ({declared} if isinstance(declared, str) else set(declared))
 
 
+def _promised(module: nn.Module) -> set[str]:
+    """Return what a class declares to take when its argument, `hidden_states`, says nothing.
+
+    It names media as its only input, or as its main one. A class whose main input is something else (the latents that
+    a codec decodes) does not encode.
+    """
+    main = getattr(module, "main_input_name", None)
+    if not isinstance(main, str) or not _is_called_with_hidden_states(module):
+        return set()
+    declared = getattr(module, "input_modalities", ())
+    every = {declared} if isinstance(declared, str) else set(declared)
+    if every <= set(_MODALITIES) and main == "input_ids":  # the default, where nobody wrote it down
+        return every
+    medium = _medium(main)
+    return set() if medium is None else _declared(module) or {medium}
+
+
+def _is_called_with_hidden_states(module: nn.Module) -> bool:
+    """Say whether a module needs only `hidden_states` and masks; with a condition or a time step it decodes."""
+    parameters = list(inspect.signature(unwrapped_forward(module)).parameters.values())[1:]
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    return needed[:1] == ["hidden_states"] and all(name.endswith("mask") for name in needed[1:])
+
+
 def _takes(model: nn.Module, modality: str) -> bool:
     return modality in _modalities(model, "") or modality in _declared(model)
 
 
 def _words(module: nn.Module, path: str) -> str:
-    mark = find_mark(type(module))
-    if mark is not None and mark.is_encoder:
+    if _is_marked(module):
         return "support_torch_compile(is_encoder=True)"
-    names = [name for name in _arguments(module) if name in _MEDIA_ARGUMENTS]
-    return f"its forward takes {', '.join(names)} and no text" + ("" if path else "; the model itself is the encoder")
+    names = [name for name in _arguments(module) if _medium(name)]
+    call = "forward" if _has_forward(module) else "encode"
+    words = (
+        f"its {call} takes {', '.join(names)} and no text"
+        if names
+        else (f"its class declares {' and '.join(_modalities(module, path))} as its only input")
+    )
+    return words + ("" if path else "; the model itself is the encoder")
 
 
 def _ask(model: nn.Module) -> dict[str, nn.Module]:
@@ -260,11 +414,44 @@ def _related(path: str, infos: Iterable[EncoderInfo]) -> bool:
     )
 
 
+def _other_modalities(model: nn.Module) -> Iterator[EncoderInfo]:
+    """Yield what encodes neither sight nor sound: for `protein_input_ids` there is a `protein_encoder`."""
+    inputs = {name for name in _arguments(model) if name.endswith("_input_ids") and name not in _TEXT_ARGUMENTS}
+    for path, module in model.named_modules():
+        word, _, kind = path.rpartition(".")[2].rpartition("_")
+        if kind == "encoder" and f"{word}_input_ids" in inputs and _has_stack(module):
+            yield EncoderInfo(
+                path, module, (word,), f"the model takes {word}_input_ids, and this is its {word} encoder"
+            )
+
+
+def _fed_with_embeddings(model: nn.Module) -> Iterator[EncoderInfo]:
+    """Yield the encoder of a model with a decoder that embeds its media itself, so that no module takes them."""
+    encoder = getattr(model, "encoder", None)
+    if not isinstance(encoder, nn.Module) or not _has_stack(encoder):
+        return
+    takes = "decoder_input_ids" in _arguments(model) and _carried(model)
+    if takes and not any(_carried(module) for module in model.modules() if module is not model):
+        words = "the model embeds its media input itself, and hands it to this encoder as inputs_embeds"
+        yield EncoderInfo("encoder", encoder, _modalities(model, ""), words)
+
+
 def _not_found(model: nn.Module, answers: Mapping[str, nn.Module]) -> str:
-    looked_at = [f"{name} ({type(child).__name__})" for name, child in model.named_children()]
+    none = f"{type(model).__name__} has no separable vision, video or audio encoder: "
+    by_hand = " If one of its modules is the encoder, name it: encoder='path.of.the.module'"
+    everywhere = list(model.modules())
+    if any(map(_takes_text, everywhere)) and not any(_carried(each) or _declared(each) for each in everywhere):
+        return (
+            f"{none}it takes no image, video or sound, only text. Load it without compile_mm_encoder, or compile it "
+            f"by itself with model.compile().{by_hand}"
+        )
+    config = getattr(model, "config", None)
+    absent = [name for name in ("vision_config", "audio_config") if getattr(config, name, name) is None]
+    looked_at = [f"{path} ({type(child).__name__})" for path, child in model.named_children()]
     asked = ", ".join(f"{modality}: {type(answer).__name__}" for modality, answer in answers.items()) or "nothing"
     return (
-        f"{type(model).__name__} has no separable vision, video or audio encoder: no module below it takes a media "
-        f"input without text. get_encoder(modality) answers {asked}; looked into {', '.join(looked_at) or 'no child'}."
-        " If one of its modules is the encoder, name it: encoder='path.of.the.module'"
+        f"{none}no module below it takes a media input without text. get_encoder(modality) answers {asked}; looked "
+        f"into {', '.join(looked_at) or 'no child'}."
+        + (f" Its config says None for {' and '.join(absent)}, so that none was built." if absent else "")
+        + by_hand
     )

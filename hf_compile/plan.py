@@ -8,20 +8,21 @@ from typing import Any
 
 from torch import nn
 
+from .attention import RAGGED_REPLACES
 from .config import CompilationConfig, normalize_dims
 from .decorators import find_mark
-from .encoders import EncoderInfo, find_encoders
+from .encoders import EncoderInfo, find_encoders, find_projectors
 from .errors import ConfigurationError, UnsupportedModelError
 from .inputs import make_inputs, observe_ranks
 from .patching import FamilyPatch, find_patches
 from .platforms import resolve_backend, resolve_device
-from .regions import RegionGroup, choose_regions, names_in_code, reads_cu_seqlens
+from .regions import RegionGroup, choose_regions, names_in_code, reads_attribute, reads_cu_seqlens
 from .signature import InputVerdict, read_arguments
 
-__all__ = ["EncoderPlan", "ModelPlan", "RegionPlan", "make_plan"]
+MASK_MAKERS = ("create_bidirectional_mask", "create_bidirectional_sliding_window_mask")
+"""Functions of Transformers that return None in place of a padding mask that hides nothing."""
 
-RAGGED_REPLACES = ("sdpa", "eager", None)
-"""Attention implementations that loop over packed segments; any other was chosen on purpose and stays."""
+__all__ = ["EncoderPlan", "ModelPlan", "RegionPlan", "make_plan"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,7 @@ class RegionPlan:
         accepts_keywords: `forward` takes `**kwargs`.
         ragged: attention within packed segments goes through the operator `hf_compile::ragged_attention`.
         reads_max_seqlen: the modules pass `max_seqlen` on to attention.
+        asks_is_tracing: its code asks `torch.jit.is_tracing`, to leave out a shortcut that one size may take.
         unread: keywords of Transformers that `**kwargs` takes and no code of the modules names.
         branches_on_batch: torch's own attention layer asks whether the batch is 1, so dim 0 must have no hint.
     """
@@ -54,6 +56,7 @@ class RegionPlan:
     ragged: bool
     reads_max_seqlen: bool
     branches_on_batch: bool
+    asks_is_tracing: bool
     unread: tuple[str, ...]
 
     @property
@@ -64,7 +67,10 @@ class RegionPlan:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderPlan:
-    """The regions of one encoder, how they are compiled, and the family patches that are applied first."""
+    """The regions of one encoder, how they are compiled, and the family patches that are applied first.
+
+    `keeps_masks`: while it runs, Transformers keeps padding masks that hide nothing.
+    """
 
     info: EncoderInfo
     granularity: str
@@ -74,6 +80,7 @@ class EncoderPlan:
     regions: tuple[RegionPlan, ...]
     config: CompilationConfig
     backend: str | Callable[..., Any]
+    keeps_masks: bool = False
     patches: tuple[FamilyPatch, ...] = ()
 
 
@@ -104,6 +111,8 @@ def make_plan(
         UnsupportedModelError: there is nothing to compile in an encoder.
     """
     infos = find_encoders(model, encoder=encoder)
+    projectors = find_projectors(model, infos) if config.include_projector else []
+    infos = [*infos, *projectors]
     paths = [info.path for info in infos]
     for path in config.encoders:
         if path not in paths:
@@ -111,7 +120,9 @@ def make_plan(
             raise ConfigurationError(f"encoders[{path!r}]: the encoders of this model are {legal}")
     encoders = []
     for info in infos:
-        own = config.for_encoder(info.path)
+        # what is declared for the model names arguments of its encoders; a projector has options of its own
+        shared = dataclasses.replace(config, dynamic_arg_dims={}, compile_sizes={}) if info in projectors else config
+        own = shared.for_encoder(info.path)
         granularity, reason, groups = choose_regions(info.module, own)
         if not groups:
             raise UnsupportedModelError(f"{info.path or type(info.module).__name__}: nothing to compile; {reason}")
@@ -128,6 +139,7 @@ def make_plan(
                 regions=regions,
                 config=own,
                 backend=resolve_backend(own),
+                keeps_masks=granularity == "block" and any(reads_attribute(info.module, name) for name in MASK_MAKERS),
                 patches=find_patches(*model_types),
             )
         )
@@ -172,7 +184,7 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
         inputs=tuple(inputs),
         arguments=tuple(hint.name for hint in hints if hint.kind != "keywords"),
         accepts_keywords=any(hint.kind == "keywords" for hint in hints),
-        ragged=packed and group.role == "block" and implementation in RAGGED_REPLACES,
+        ragged=packed and group.role != "part" and implementation in RAGGED_REPLACES,
         reads_max_seqlen=any("max_seqlen" in names for names in _argument_names(module)),
         unread=tuple(
             name
@@ -180,6 +192,7 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
             if any(hint.kind == "keywords" for hint in hints) and name not in names_in_code(module)
         ),
         branches_on_batch=any(isinstance(child, nn.MultiheadAttention) for child in module.modules()),
+        asks_is_tracing=reads_attribute(module, "is_tracing"),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import inspect
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Literal
@@ -13,7 +15,7 @@ from torch import nn
 from .config import CompilationConfig
 from .decorators import find_mark
 
-__all__ = ["RegionGroup", "choose_regions", "names_in_code", "reads_cu_seqlens"]
+__all__ = ["RegionGroup", "choose_regions", "names_in_code", "reads_attribute", "reads_cu_seqlens"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,11 @@ def reads_cu_seqlens(module: nn.Module) -> bool:
     return any("cu_seqlens" in code.co_varnames for child in module.modules() for code in _codes(type(child)))
 
 
+def reads_attribute(module: nn.Module, name: str) -> bool:
+    """Say whether the code of a module or of one below it reads an attribute or global of this name."""
+    return any(name in code.co_names for child in module.modules() for code in _codes(type(child)))
+
+
 def names_in_code(module: nn.Module) -> set[str]:
     """Return the argument names and the string constants in the code of a module and all below it."""
     return {
@@ -97,7 +104,10 @@ def _blocks(module: nn.Module, path: str, config: CompilationConfig) -> Iterator
 def _parts(
     module: nn.Module, path: str, chosen: set[int], config: CompilationConfig
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules with parameters beside the blocks; single layers of torch gain nothing from a graph."""
+    """Yield the modules with parameters beside the blocks.
+
+    Single layers of torch gain nothing from a graph, and code that goes by the values of its inputs fits into none.
+    """
     for name, child in module.named_children():
         here = f"{path}.{name}".lstrip(".")
         if id(child) in chosen:
@@ -107,7 +117,10 @@ def _parts(
         if holds_a_block or is_container or not _may_compile(child, config):
             yield from _parts(child, here, chosen, config)
         elif _is_composite(child) and _multiplies(child):
-            yield here, child
+            if any(map(_goes_by_values, {type(inner) for inner in child.modules()})):
+                yield from _parts(child, here, chosen, config)
+            else:
+                yield here, child
 
 
 def _is_stack(module: nn.Module) -> bool:
@@ -185,5 +198,20 @@ def _codes(cls: type) -> Iterator[types.CodeType]:
         if parent is nn.Module or parent.__module__.startswith(("torch.nn.modules.module", "transformers.modeling_")):
             break
         for name, member in vars(parent).items():
-            if inspect.isfunction(member) and name != "__init__":
-                yield inspect.unwrap(member).__code__
+            function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+            if inspect.isfunction(function) and name != "__init__":
+                yield inspect.unwrap(function).__code__
+
+
+def _goes_by_values(cls: type) -> bool:
+    """Say whether the code of a class reads values out of tensors, or loops over an argument: image by image."""
+    return any({"tolist", "item"} & set(code.co_names) or _loops_over_argument(code) for code in _codes(cls))
+
+
+def _loops_over_argument(code: types.CodeType) -> bool:
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    instructions = list(dis.get_instructions(code))
+    return any(
+        after.opname == "GET_ITER" and before.opname.startswith("LOAD_FAST") and before.argval in arguments
+        for before, after in itertools.pairwise(instructions)
+    )

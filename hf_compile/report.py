@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .compiler.attaching import Attached
@@ -15,6 +15,7 @@ from .signature import InputVerdict
 __all__ = ["SCHEMA_VERSION", "EncoderReport", "RegionReport", "StatusReport", "report"]
 
 SCHEMA_VERSION = 1
+KEPT_MASKS = "a padding mask that hides nothing stays a tensor: None on some calls would be a second graph"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class RegionReport:
     compile_seconds: float
     dynamic_arg_dims: dict[str, list[int]]
     compile_ranges: list[list[int]]
+    remedies: tuple[str, ...]
     inputs: tuple[InputVerdict, ...]
 
 
@@ -48,6 +50,7 @@ class EncoderReport:
     coverage: float
     outside: tuple[str, ...]
     patches: tuple[str, ...]
+    remedies: tuple[str, ...]
     regions: tuple[RegionReport, ...]
 
 
@@ -68,8 +71,13 @@ class StatusReport:
             encoder["modalities"] = list(encoder["modalities"])
             encoder["patches"] = list(encoder["patches"])
             encoder["outside"] = list(encoder["outside"])
+            encoder["remedies"] = list(encoder["remedies"])
             encoder["regions"] = [
-                {**region, "inputs": [{**verdict, "dims": list(verdict["dims"])} for verdict in region["inputs"]]}
+                {
+                    **region,
+                    "remedies": list(region["remedies"]),
+                    "inputs": [{**verdict, "dims": list(verdict["dims"])} for verdict in region["inputs"]],
+                }
                 for region in encoder["regions"]
             ]
         return {"schema_version": SCHEMA_VERSION, **content, "encoders": list(content["encoders"])}
@@ -101,6 +109,8 @@ class StatusReport:
             )
             for patch in encoder.patches:
                 yield Text(f"  patched for {patch}")
+            for remedy in encoder.remedies:
+                yield Text(f"  remedy: {remedy}")
             table = Table(show_edge=False, pad_edge=False)
             for heading in ("region", "modules", "state", "graphs", "calls", "eager", "compile s"):
                 table.add_column(heading, justify="left" if heading in ("region", "state") else "right")
@@ -113,6 +123,8 @@ class StatusReport:
             yield table
             for region in encoder.regions:
                 yield Text(f"{region.class_name}: {region.state}" + (f", {region.reason}" if region.reason else ""))
+                for remedy in region.remedies:
+                    yield Text(f"  remedy: {remedy}")
                 for verdict in region.inputs:
                     dims = f" dim {', '.join(map(str, verdict.dims))}" if verdict.dims else ""
                     yield Text(f"  {verdict.name}: {verdict.verdict}{dims} ({verdict.reason})")
@@ -144,6 +156,7 @@ def report(plan: ModelPlan, attached: Attached | None = None, inside: str = "") 
                 coverage=encoder.coverage,
                 outside=encoder.outside,
                 patches=tuple(f"{patch.model_type}: {patch.reason}" for patch in encoder.patches),
+                remedies=(KEPT_MASKS,) if encoder.keeps_masks else (),
                 regions=tuple(regions),
             )
         )
@@ -167,8 +180,14 @@ def _region(plan: RegionPlan, encoder: EncoderPlan, running: Region | None) -> R
         compile_seconds=running.compile_seconds if running else 0.0,
         dynamic_arg_dims={verdict.name: list(verdict.dims) for verdict in inputs if verdict.verdict == "dynamic"},
         compile_ranges=[[each.start, each.end] for each in encoder.config.compile_ranges],
+        remedies=(*_planned_remedies(plan), *(running.remedies if running else ())),
         inputs=inputs,
     )
+
+
+def _planned_remedies(plan: RegionPlan) -> Iterator[str]:
+    if plan.ragged:
+        yield "attention within packed segments is one operator, not a loop over their lengths"
 
 
 def _inputs(plan: RegionPlan, observed: tuple[InputVerdict, ...]) -> tuple[InputVerdict, ...]:

@@ -39,6 +39,7 @@ EVERYTHING = {
     "fail_on_recompile": True,
     "recompile_limit": 3,
     "verify": True,
+    "include_projector": True,
     "encoders": {
         "model.visual": {"compile_ranges": [(1, 4)], "dynamic_arg_dims": {"x": {0: "rows"}}, "mode": "regions"}
     },
@@ -90,6 +91,7 @@ def test_mode_is_an_integer_or_a_name(mode):
         ({"strict": "yes"}, "strict='yes' is not legal; choose True or False"),
         ({"fail_on_recompile": None}, "fail_on_recompile=None is not legal; choose True or False"),
         ({"verify": 0}, "verify=0 is not legal; choose True or False"),
+        ({"include_projector": "yes"}, "include_projector='yes' is not legal; choose True or False"),
         ({"mode": 4}, f"mode=4 is not legal; {MODES}"),
         ({"mode": -1}, f"mode=-1 is not legal; {MODES}"),
         ({"mode": 1.5}, f"mode=1.5 is not legal; {MODES}"),
@@ -146,8 +148,8 @@ def test_mode_is_an_integer_or_a_name(mode):
         ),
         (
             {"encoders": {"vision": {"encoders": {}}}},
-            "encoders['vision']={'encoders': {}} is not legal; it must map option names (other than 'encoders' and "
-            "'compile_mm_encoder') to values",
+            "encoders['vision']={'encoders': {}} is not legal; it must map option names (other than "
+            "'compile_mm_encoder', 'encoders', 'include_projector') to values",
         ),
         ({"encoders": {"vision": {"mode": 9}}}, f"encoders['vision']: mode=9 is not legal; {MODES}"),
         (
@@ -321,6 +323,7 @@ def test_hash_covers_the_rest_only_when_the_switch_is_on():
         {"dynamic_arg_dims": {"x": 0}},
         {"compile_ranges": [(1, 8)]},
         {"compile_sizes": {"x.0": 4}},
+        {"include_projector": True},
         {"encoders": {"a": {"mode": 1}}},
     ],
     ids=lambda options: next(iter(options)),

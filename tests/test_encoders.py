@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 import transformers
+from packaging import version
 from torch import nn
 
 from hf_compile import EncoderNotFoundError, find_encoders, support_torch_compile
@@ -24,75 +25,209 @@ def summary(infos):
     return [(info.path, type(info.module).__name__, info.modalities) for info in infos]
 
 
-# ---- models of Transformers, with the configs that they have by default
+# ---- models of Transformers, with small text models where the default one is large
+
+FEW = {"num_hidden_layers": 1}
+VOCABULARY = {"vocabulary_map": {"<image>": 4}}
+MOE = {"num_hidden_layers": 2, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
+TOWERS = {"vision_config": {}, "audio_config": {}}
+THINKER = {"thinker_config": {"text_config": FEW}, "enable_audio_output": False}
+ENCODERS = {
+    # ordinary ones
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", {"text_config": FEW}, {"model.visual": BOTH}),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", {"text_config": FEW}, {"model.visual": BOTH}),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", {"text_config": FEW}, {"model.visual": BOTH}),
+    "llava": ("LlavaForConditionalGeneration", {}, {"model.vision_tower": IMAGE}),
+    "llava_onevision": ("LlavaOnevisionForConditionalGeneration", {}, {"model.vision_tower": BOTH}),
+    "gemma3": ("Gemma3ForConditionalGeneration", {}, {"model.vision_tower": IMAGE}),
+    "internvl": ("InternVLForConditionalGeneration", {}, {"model.vision_tower": BOTH}),
+    "mistral3": ("Mistral3ForConditionalGeneration", {}, {"model.vision_tower": IMAGE}),
+    "idefics2": ("Idefics2ForConditionalGeneration", {}, {"model.vision_model": IMAGE}),
+    "idefics3": ("Idefics3ForConditionalGeneration", {"pad_token_id": 0}, {"model.vision_model": IMAGE}),
+    "smolvlm": ("SmolVLMForConditionalGeneration", {"pad_token_id": 0}, {"model.vision_model": IMAGE}),
+    "mllama": ("MllamaForConditionalGeneration", {}, {"model.vision_model": IMAGE}),
+    "llama4": ("Llama4ForConditionalGeneration", {"text_config": FEW}, {"vision_model": IMAGE}),
+    "qwen2_audio": ("Qwen2AudioForConditionalGeneration", {}, {"model.audio_tower": AUDIO}),
+    "instructblipvideo": ("InstructBlipVideoForConditionalGeneration", {}, {"vision_model": VIDEO}),
+    "clip": ("CLIPModel", {}, {"vision_model": IMAGE}),
+    "siglip": ("SiglipModel", {}, {"vision_model": IMAGE}),
+    # get_encoder(modality) gives the model itself, nothing, or only one of them
+    "qwen2_5_omni": (
+        "Qwen2_5OmniForConditionalGeneration",
+        THINKER,
+        {"thinker.model.audio_tower": AUDIO, "thinker.model.visual": BOTH},
+    ),
+    "qwen3_omni_moe": (
+        "Qwen3OmniMoeForConditionalGeneration",
+        THINKER,
+        {"thinker.model.audio_tower": AUDIO, "thinker.model.visual": BOTH},
+    ),
+    "qwen2_5_omni_thinker": (
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        {"text_config": FEW},
+        {"model.audio_tower": AUDIO, "model.visual": BOTH},
+    ),
+    "phi4_multimodal": (
+        "Phi4MultimodalForCausalLM",
+        FEW,
+        {
+            "model.embed_tokens_extend.image_embed.img_processor": IMAGE,
+            "model.embed_tokens_extend.audio_embed.encoder": AUDIO,
+        },
+    ),
+    "git": ("GitForCausalLM", {}, {"git.image_encoder": IMAGE}),
+    "pi0": ("PI0ForConditionalGeneration", {}, {"model.vlm.vision_tower": IMAGE}),
+    "chameleon": ("ChameleonForConditionalGeneration", {**VOCABULARY, **FEW}, {"model.vqmodel": IMAGE}),
+    "emu3": ("Emu3ForConditionalGeneration", {**VOCABULARY, "text_config": FEW}, {"model.vqmodel": IMAGE}),
+    "janus": (
+        "JanusForConditionalGeneration",
+        {"text_config": FEW},
+        {"model.vision_model": IMAGE, "model.vqmodel": IMAGE},
+    ),
+    "apertus1p5": (
+        "Apertus1p5ForConditionalGeneration",
+        {"text_config": FEW},
+        {"model.vision_tokenizer": IMAGE, "model.audio_tokenizer": AUDIO},
+    ),
+    "pix2struct": ("Pix2StructForConditionalGeneration", {}, {"encoder": IMAGE}),
+    "vibevoice_asr": (
+        "VibeVoiceAsrForConditionalGeneration",
+        {"text_config": {"model_type": "qwen2", **FEW}},
+        {"model.acoustic_tokenizer_encoder": AUDIO, "model.semantic_tokenizer_encoder": AUDIO},
+    ),
+    "vibevoice": (
+        "VibeVoiceForConditionalGeneration",
+        {"text_config": {"model_type": "qwen2", **FEW}},
+        {"model.audio_tower": AUDIO, "model.semantic_tokenizer_encoder": AUDIO},
+    ),
+    "granite_speech": ("GraniteSpeechForConditionalGeneration", {}, {"model.encoder": AUDIO}),
+    "granite_speech_plus": ("GraniteSpeechPlusForConditionalGeneration", {}, {"model.encoder": AUDIO}),
+    "granite_speech5_ctc": ("GraniteSpeech5ForCTC", {}, {"encoder": AUDIO}),
+    "whisper": ("WhisperForConditionalGeneration", {}, {"model.encoder": AUDIO}),
+    "canary": ("CanaryForConditionalGeneration", {}, {"model.encoder": AUDIO}),
+    "cohere_asr": ("CohereAsrForConditionalGeneration", {}, {"model.encoder": AUDIO}),
+    "moonshine": ("MoonshineForConditionalGeneration", {}, {"model.encoder": AUDIO}),
+    "speech_to_text": ("Speech2TextForConditionalGeneration", {}, {"model.encoder": AUDIO}),
+    "parakeet_ctc": ("ParakeetForCTC", {}, {"encoder": AUDIO}),
+    "parakeet_tdt": ("ParakeetForTDT", {}, {"encoder": AUDIO}),
+    "parakeet_rnnt": ("ParakeetForRNNT", {}, {"encoder": AUDIO}),
+    "lasr_ctc": ("LasrForCTC", {}, {"encoder": AUDIO}),
+    "nemotron_asr_streaming": ("NemotronAsrStreamingForRNNT", {}, {"encoder": AUDIO}),
+    "nemotron3_5_asr": ("Nemotron3_5AsrForRNNT", {}, {"encoder": AUDIO}),
+    "nemo_speechlm": ("Nemotron3_5TranscribeForConditionalGeneration", {}, {"model.audio_tower": AUDIO}),
+    "nemotron_h_omni": ("NemotronH_Omni_Reasoning_V3", {}, {"vision_model": BOTH}),
+    # the head takes the same input; its base is the encoder
+    "wav2vec2": ("Wav2Vec2ForCTC", {}, {"wav2vec2": AUDIO}),
+    "wav2vec2-bert": ("Wav2Vec2BertForCTC", {"vocab_size": 32}, {"wav2vec2_bert": AUDIO}),
+    "wav2vec2-conformer": ("Wav2Vec2ConformerForCTC", {"vocab_size": 32}, {"wav2vec2_conformer": AUDIO}),
+    "hubert": ("HubertForCTC", {}, {"hubert": AUDIO}),
+    "wavlm": ("WavLMForCTC", {}, {"wavlm": AUDIO}),
+    "sew": ("SEWForCTC", {}, {"sew": AUDIO}),
+    "unispeech": ("UniSpeechForCTC", {}, {"unispeech": AUDIO}),
+    "data2vec-audio": ("Data2VecAudioForCTC", {}, {"data2vec_audio": AUDIO}),
+    "audio-spectrogram-transformer": ("ASTForAudioClassification", {}, {"audio_spectrogram_transformer": AUDIO}),
+    "vit": ("ViTForImageClassification", {}, {"vit": IMAGE}),
+    "flava": ("FlavaModel", {}, {"image_model": IMAGE}),
+    "clap": ("ClapModel", {}, {"audio_model": AUDIO}),
+    "videoprism": ("VideoPrismClipModel", {}, {"video_model": VIDEO}),
+    "pe_audio": ("PeAudioModel", {}, {"audio_encoder": AUDIO}),
+    "kyutai_speech_to_text": ("KyutaiSpeechToTextForConditionalGeneration", FEW, {"codec_model.encoder": AUDIO}),
+    "csm": ("CsmForConditionalGeneration", FEW, {"codec_model.encoder": AUDIO}),
+    "evolla": ("EvollaForProteinText2Text", FEW, {"model.protein_encoder": ("protein",)}),
+    # get_encoder(modality) gives the wrong one
+    "video_llava": (
+        "VideoLlavaForConditionalGeneration",
+        {},
+        {"model.video_tower": VIDEO, "model.image_tower": IMAGE},
+    ),
+    "seamless_m4t": ("SeamlessM4TModel", {}, {"speech_encoder": AUDIO}),
+    "seamless_m4t_v2": ("SeamlessM4Tv2Model", {}, {"speech_encoder": AUDIO}),
+    "diffusion_gemma": ("DiffusionGemmaForBlockDiffusion", {"text_config": MOE}, {"model.encoder.vision_tower": BOTH}),
+    "t5gemma2": ("T5Gemma2ForConditionalGeneration", {}, {"model.encoder.vision_tower": IMAGE}),
+    "deepseek_vl_hybrid": (
+        "DeepseekVLHybridForConditionalGeneration",
+        {},
+        {"model.high_res_vision_model": IMAGE, "model.vision_model": IMAGE},
+    ),
+    # one module holds two encoders, one after the other
+    "deepseek_ocr2": (
+        "DeepseekOcr2ForConditionalGeneration",
+        {"text_config": {**FEW, "mlp_layer_types": ["dense"]}},
+        {"model.vision_tower": IMAGE},
+    ),
+    "unlimited_ocr": ("UnlimitedOcrForConditionalGeneration", {}, {"model.vision_tower": IMAGE}),
+    "blip-2": ("Blip2ForConditionalGeneration", {}, {"vision_model": IMAGE}),
+    # no module takes its input: the model embeds it
+    "pop2piano": ("Pop2PianoForConditionalGeneration", {}, {"encoder": AUDIO}),
+    # it streams: it takes a cache, and embeddings, but no text
+    "voxtral_realtime": ("VoxtralRealtimeForConditionalGeneration", {}, {"model.audio_tower": AUDIO}),
+    "gemma4": ("Gemma4ForConditionalGeneration", TOWERS, {"model.vision_tower": BOTH, "model.audio_tower": AUDIO}),
+    "embedding_gemma2": ("EmbeddingGemma2Model", TOWERS, {"vision_tower": BOTH, "audio_tower": AUDIO}),
+    # its arguments are named like those of any layer; only get_encoder tells
+    "florence2": ("Florence2ForConditionalGeneration", {}, {"model.vision_tower": IMAGE}),
+    # its decoder takes sound too
+    "speecht5": ("SpeechT5ForSpeechToText", {}, {"speecht5.encoder": AUDIO}),
+}
+# Where Transformers 5.0 builds the same model otherwise
+OLDER = {
+    "granite_speech": {"encoder": AUDIO},
+    "qwen2_audio": {"audio_tower": AUDIO},
+    "kyutai_speech_to_text": {"codec_model": AUDIO},  # the encoder of the codec has no name of its own for its input
+    "csm": {"codec_model": AUDIO},
+}
+SMOKE = ("qwen2_5_vl", "llava", "phi4_multimodal", "granite_speech", "parakeet_ctc", "csm", "video_llava", "wav2vec2")
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("Qwen2VLForConditionalGeneration", [("model.visual", "Qwen2VisionTransformerPretrainedModel", BOTH)]),
-        pytest.param(
-            "Qwen2_5_VLForConditionalGeneration",
-            [("model.visual", "Qwen2_5_VisionTransformerPretrainedModel", BOTH)],
-            marks=pytest.mark.smoke,
-        ),
-        ("Qwen3VLForConditionalGeneration", [("model.visual", "Qwen3VLVisionModel", BOTH)]),
-        pytest.param(
-            "LlavaForConditionalGeneration",
-            [("model.vision_tower", "CLIPVisionModel", IMAGE)],
-            marks=pytest.mark.smoke,
-        ),
-        ("LlavaOnevisionForConditionalGeneration", [("model.vision_tower", "SiglipVisionModel", BOTH)]),
-        ("Gemma3ForConditionalGeneration", [("model.vision_tower", "SiglipVisionModel", IMAGE)]),
-        ("InternVLForConditionalGeneration", [("model.vision_tower", "InternVLVisionModel", BOTH)]),
-        ("Mistral3ForConditionalGeneration", [("model.vision_tower", "PixtralVisionModel", IMAGE)]),
-        ("Idefics3ForConditionalGeneration", [("model.vision_model", "Idefics3VisionTransformer", IMAGE)]),
-        ("SmolVLMForConditionalGeneration", [("model.vision_model", "SmolVLMVisionTransformer", IMAGE)]),
-        ("MllamaForConditionalGeneration", [("model.vision_model", "MllamaVisionModel", IMAGE)]),
-        ("Llama4ForConditionalGeneration", [("vision_model", "Llama4VisionModel", IMAGE)]),
-        ("WhisperForConditionalGeneration", [("model.encoder", "WhisperEncoder", AUDIO)]),
-        ("Qwen2AudioForConditionalGeneration", [("model.audio_tower", "Qwen2AudioEncoder", AUDIO)]),
-        (
-            "Qwen2_5OmniThinkerForConditionalGeneration",
-            [
-                ("model.audio_tower", "Qwen2_5OmniAudioEncoder", AUDIO),
-                ("model.visual", "Qwen2_5OmniVisionEncoder", BOTH),
-            ],
-        ),
-        # get_encoder("video") gives the image tower
-        (
-            "VideoLlavaForConditionalGeneration",
-            [("model.video_tower", "CLIPVisionModel", VIDEO), ("model.image_tower", "CLIPVisionModel", IMAGE)],
-        ),
-        # get_encoder never gives the tower for high resolution
-        (
-            "DeepseekVLHybridForConditionalGeneration",
-            [
-                ("model.high_res_vision_model", "SamVisionModel", IMAGE),
-                ("model.vision_model", "SiglipVisionModel", IMAGE),
-            ],
-        ),
-        ("CLIPModel", [("vision_model", "CLIPVisionModel", IMAGE)]),
-        ("SiglipModel", [("vision_model", "SiglipVisionModel", IMAGE)]),
-        ("Blip2ForConditionalGeneration", [("vision_model", "Blip2VisionModel", IMAGE)]),
-        ("InstructBlipVideoForConditionalGeneration", [("vision_model", "InstructBlipVideoVisionModel", VIDEO)]),
-        ("GitForCausalLM", [("git.image_encoder", "GitVisionModel", IMAGE)]),
-        ("PI0ForConditionalGeneration", [("model.vlm.vision_tower", "SiglipVisionModel", IMAGE)]),
-        ("Speech2TextForConditionalGeneration", [("model.encoder", "Speech2TextEncoder", AUDIO)]),
-        # get_encoder gives the speech encoder whatever the modality
-        ("SeamlessM4TModel", [("speech_encoder", "SeamlessM4TSpeechEncoder", AUDIO)]),
-        # get_encoder gives the text encoder
-        ("T5Gemma2ForConditionalGeneration", [("model.encoder.vision_tower", "SiglipVisionModel", IMAGE)]),
-        # its arguments are named like those of any layer; only get_encoder tells
-        ("Florence2ForConditionalGeneration", [("model.vision_tower", "Florence2VisionBackbone", IMAGE)]),
-        # its decoder takes sound too
-        ("SpeechT5ForSpeechToText", [("speecht5.encoder", "SpeechT5EncoderWithSpeechPrenet", AUDIO)]),
-        # the head takes the same input; its base is the encoder
-        ("Wav2Vec2ForCTC", [("wav2vec2", "Wav2Vec2Model", AUDIO)]),
-    ],
+    "model_type", [pytest.param(name, marks=[pytest.mark.smoke] * (name in SMOKE)) for name in ENCODERS]
 )
-def test_model(name, expected):
-    assert summary(find_encoders(build(name))) == expected
+def test_model(model_type):
+    name, options, expected = ENCODERS[model_type]
+    if version.parse(transformers.__version__) < version.parse("5.24"):
+        expected = OLDER.get(model_type, expected)
+    found = {info.path: info.modalities for info in find_encoders(build_or_skip(name, options))}
+    assert found == expected
+    assert list(found) == list(expected)  # in the order of the model's modules
+
+
+def build_or_skip(name, options):
+    """Build a model; the oldest supported Transformers have fewer models, and cannot build some from a default."""
+    try:
+        return build(name, **options)
+    except (AttributeError, AssertionError, ImportError, TypeError) as error:
+        if version.parse(transformers.__version__) >= version.parse("5.24"):
+            raise
+        pytest.skip(f"Transformers {transformers.__version__}: {error}")
+
+
+def test_encoder_decoders_by_name():
+    pairs = [
+        ("VisionEncoderDecoder", transformers.ViTConfig(), IMAGE),
+        ("SpeechEncoderDecoder", transformers.Wav2Vec2Config(), AUDIO),
+    ]
+    for name, encoder, modalities in pairs:
+        config_class = getattr(transformers, f"{name}Config")
+        config = config_class.from_encoder_decoder_configs(encoder, transformers.BertConfig(is_decoder=True))
+        with torch.device("meta"):
+            model = getattr(transformers, f"{name}Model")(config)
+        assert [(info.path, info.modalities) for info in find_encoders(model)] == [("encoder", modalities)]
+
+
+def test_an_encoder_whose_frames_go_through_timm(monkeypatch):
+    """Of pe_video only the class of the frames' model is exchanged: timm need not be installed."""
+    module = pytest.importorskip("transformers.models.pe_video.modeling_pe_video")
+    vit = transformers.ViTForImageClassification
+    stand_in = type("Auto", (), {"from_config": lambda *_, **__: vit(transformers.ViTConfig(num_labels=8))})
+    monkeypatch.setattr(module, "AutoModelForImageClassification", stand_in)
+    found = find_encoders(build_or_skip("PeVideoModel", {}))
+    assert [(info.path, info.modalities) for info in found] == [("video_encoder", VIDEO)]
+
+
+def test_a_tower_that_the_config_leaves_out():
+    model = build_or_skip("Gemma4ForConditionalGeneration", {})
+    with pytest.raises(EncoderNotFoundError) as error:
+        find_encoders(model)
+    assert "Its config says None for vision_config and audio_config, so that none was built." in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +253,7 @@ def test_bare_encoder(model, name, modalities):
     ("name", "looked_at"),
     [
         ("FuyuForCausalLM", "model (FuyuModel), lm_head (Linear)"),
-        ("LlamaForCausalLM", "model (LlamaModel), lm_head (Linear)"),
-        ("GPT2LMHeadModel", "transformer (GPT2Model), lm_head (Linear)"),
-        ("BertModel", "embeddings (BertEmbeddings), encoder (BertEncoder), pooler (BertPooler)"),
+        ("Gemma4UnifiedForConditionalGeneration", "model (Gemma4UnifiedModel), lm_head (Linear)"),
         (
             "ViltModel",
             "embeddings (ViltEmbeddings), encoder (ViltEncoder), layernorm (LayerNorm), pooler (ViltPooler)",
@@ -130,14 +263,40 @@ def test_bare_encoder(model, name, modalities):
             "UdopForConditionalGeneration",
             "shared (Embedding), patch_embed (UdopPatchEmbeddings), encoder (UdopStack), ",
         ),
+        ("VisualBertModel", "embeddings (VisualBertEmbeddings), "),
+        ("LxmertModel", "embeddings (LxmertEmbeddings), encoder (LxmertEncoder), "),
+        ("ClvpModelForConditionalGeneration", "conditioning_encoder (ClvpConditioningEncoder), "),
     ],
 )
 def test_model_without_an_encoder(name, looked_at):
+    model = build_or_skip(name, {})
     with pytest.raises(EncoderNotFoundError) as error:
-        find_encoders(build(name))
-    assert str(error.value).startswith(f"{name} has no separable vision, video or audio encoder: ")
+        find_encoders(model)
+    assert str(error.value).startswith(f"{name} has no separable vision, video or audio encoder: no module below it ")
     assert f"looked into {looked_at}" in str(error.value)
     assert str(error.value).endswith("name it: encoder='path.of.the.module'")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LlamaForCausalLM",
+        "GPT2LMHeadModel",
+        "BertModel",
+        "T5ForConditionalGeneration",
+        "LayoutLMModel",  # words and where they stand
+        "BrosModel",
+        "DiaForConditionalGeneration",  # it speaks, and hears nothing
+    ],
+)
+def test_model_without_media(name):
+    with pytest.raises(EncoderNotFoundError) as error:
+        find_encoders(build(name))
+    assert str(error.value) == (
+        f"{name} has no separable vision, video or audio encoder: it takes no image, video or sound, only text. Load "
+        "it without compile_mm_encoder, or compile it by itself with model.compile(). If one of its modules is the "
+        "encoder, name it: encoder='path.of.the.module'"
+    )
 
 
 # ---- get_encoder is asked, and not believed blindly

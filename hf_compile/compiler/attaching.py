@@ -17,6 +17,7 @@ from ..counters import CompilationCounter
 from ..errors import UnsupportedModelError
 from ..plan import EncoderPlan, ModelPlan
 from .config_view import put_config_views
+from .masks import keep_masks, keeping
 from .region import Region, bind
 
 __all__ = ["Attached", "attach", "without_slots"]
@@ -65,6 +66,11 @@ def attach(model: nn.Module, plan: ModelPlan, on_give_up: Callable[[], None]) ->
                 _attach_stock(encoder, attached, undo)
             else:
                 _attach_regions(encoder, attached, on_give_up, undo)
+                if encoder.keeps_masks:
+                    unpatch = keep_masks()
+                    undo.callback(unpatch)
+                    weakref.finalize(attached, unpatch).atexit = False
+                    _put_slot(encoder.info.module, keeping(encoder.info.module), undo)
         attached._undo = undo.pop_all()
     return attached
 

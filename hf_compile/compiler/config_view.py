@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ..attention import ATTENTION_NAME
-from ..plan import RAGGED_REPLACES
+from ..attention import ATTENTION_NAME, RAGGED_REPLACES
 from ..regions import reads_cu_seqlens
 from .tracing import in_our_graph
 

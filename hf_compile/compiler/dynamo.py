@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import re
 import sys
+import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch._dynamo
@@ -20,6 +22,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
 from torch._dynamo.exc import RecompileError
 from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.variables.torch import tracing_state_functions
 
 from ..config import DynamicShapesType
 from ..errors import ConfigurationError
@@ -28,7 +31,16 @@ from .tracing import TRACE
 if TYPE_CHECKING:
     from .region import Region
 
-__all__ = ["compile_region", "is_wanted", "leaf_tensors", "marked"]
+__all__ = [
+    "Rejected",
+    "compile_region",
+    "is_wanted",
+    "leaf_integers",
+    "leaf_tensors",
+    "marked",
+    "rejection",
+    "restrictions",
+]
 
 # Torch refuses a further graph by itself beyond its own limit and warns in its own words; ours comes first.
 _TORCH_LIMIT_MARGIN = 2
@@ -85,12 +97,17 @@ class _RegionBackend:
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         region = self.region()
         if region is not None:
-            region.saw_graph(_graph_inputs(graph_module))
+            region.judge(restrictions(graph_module))
         keywords: dict[str, Any] = {}
         if self.options:
             keywords = {"config_patches": self.options} if self.backend == "inductor" else {"options": self.options}
         backend = lookup_backend(self.backend) if isinstance(self.backend, str) else self.backend
-        return backend(graph_module, example_inputs, **keywords)
+        inputs = _graph_inputs(graph_module)
+        compiled = backend(graph_module, example_inputs, **keywords)
+        if region is not None:
+            region.judge(restrictions(graph_module))  # a backend adds guards of its own
+            region.saw_graph(inputs)
+        return compiled
 
 
 class _TraceDoor:
@@ -167,7 +184,10 @@ def marked(
     declared: Mapping[str, Mapping[int, str | None]],
     unbacked: Mapping[str, Mapping[int, str | None]],
     static: Mapping[str, int],
-    broadcast: bool,
+    integers: Iterable[str],
+    fixed_ones: Literal["none", "others", "all"],
+    is_tracing: bool,
+    duck_shapes: bool,
 ) -> Iterator[None]:
     """Mark the dims that vary, for one trace, and set the shape options of that trace.
 
@@ -175,7 +195,11 @@ def marked(
         tensors: name -> input; members of a container as `name[0]`.
         declared, unbacked: argument -> dim -> shape id.
         static: argument -> a dim that is to be fixed at its size.
-        broadcast: dim 0 of size 1 of any tensor but the first is there to broadcast, and stays fixed.
+        integers: torch's names of Python integers among the arguments, which may vary too.
+        fixed_ones: whose dim 0 of size 1 stays fixed: of no tensor, of those after the first (there to broadcast), of
+            all (a dim that the code squeezes away).
+        is_tracing: what `torch.jit.is_tracing` answers: models leave out their shortcuts for one size when it is true.
+        duck_shapes: dims of equal size are taken to be the same dim; for code that asks whether they are.
 
     Raises:
         ConfigurationError: a declared dim is out of range.
@@ -193,20 +217,34 @@ def marked(
                 _mark_declared(name, tensor, declared.get(argument, {}), unbacked.get(argument, {}))
                 continue
             for dim, size in enumerate(tensor.shape):
-                if broadcast and position > 0 and dim == 0 and size == 1:
+                is_fixed_one = fixed_ones == "all" or (fixed_ones == "others" and position > 0)
+                if is_fixed_one and dim == 0 and size == 1:
                     torch._dynamo.mark_static(tensor, 0)  # or torch makes it dynamic by itself the second time
                     continue
-                if (size == 1 and dim > 0) or static.get(
-                    argument
-                ) == dim:  # a size-1 dim further right is there to broadcast
+                if (size == 1 and dim > 0) or static.get(argument) == dim:  # the former is there to broadcast
+                    if duck_shapes:
+                        torch._dynamo.mark_static(tensor, dim)
+                    continue
+                if duck_shapes and dim > 0:  # a mark would give each dim a symbol of its own
                     continue
                 if shapes == DynamicShapesType.UNBACKED and dim == 0:
-                    torch._dynamo.decorators.mark_unbacked(tensor, dim)
+                    shape_id = f"hf_compile_{size}" if duck_shapes else None
+                    torch._dynamo.decorators.mark_unbacked(tensor, dim, shape_id=shape_id)
                 else:
                     torch._dynamo.maybe_mark_dynamic(tensor, dim)
         with (
-            _patched(shapes_config, backed_size_oblivious=shapes != DynamicShapesType.BACKED, use_duck_shape=False),
-            _patched(dynamo_config, guard_nn_modules=True),
+            _patched(
+                shapes_config, backed_size_oblivious=shapes != DynamicShapesType.BACKED, use_duck_shape=duck_shapes
+            ),
+            _patched(
+                dynamo_config,
+                guard_nn_modules=True,
+                assume_static_by_default=not duck_shapes,
+                ignore_logging_functions=_LOGGING,
+            ),
+            _answering(torch.jit.is_tracing, is_tracing),  # type: ignore[attr-defined]
+            torch.compiler.config.patch(dynamic_sources=",".join(integers)),  # type: ignore[attr-defined]
+            _quiet(),
         ):
             yield
     finally:  # marks are attributes of the caller's tensors
@@ -215,7 +253,39 @@ def marked(
                 delattr(tensor, attribute)
 
 
-def _patched(config: Any, **options: bool) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _answering(question: Callable[[], bool], answer: bool) -> Iterator[None]:
+    """Let code that Dynamo traces get an answer; traces come one at a time, by Dynamo's own lock."""
+    answers = tracing_state_functions()
+    before = answers[question]
+    answers[question] = answer
+    try:
+        yield
+    finally:
+        answers[question] = before
+
+
+_LOGGING = {getattr(logging.Logger, level) for level in ("debug", "info", "warning", "error", "exception", "critical")}
+_LOGGING |= {getattr(logging.Logger, once) for once in ("warning_once", "info_once") if hasattr(logging.Logger, once)}
+_FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing the stack of an operator that a trial trace fails in; what fails is explained once."""
+    thread = threading.get_ident()
+
+    def is_from_elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    _FAKE_TENSOR_LOG.addFilter(is_from_elsewhere)
+    try:
+        yield
+    finally:
+        _FAKE_TENSOR_LOG.removeFilter(is_from_elsewhere)
+
+
+def _patched(config: Any, **options: Any) -> contextlib.AbstractContextManager[None]:
     """Set options of one of torch's config modules, whose `patch` is made at import and unknown to type checkers."""
     patched: contextlib.AbstractContextManager[None] = config.patch(**options)
     return patched
@@ -259,6 +329,22 @@ def leaf_tensors(
     return found
 
 
+def leaf_integers(args: tuple[Any, ...], kwargs: Mapping[str, Any], constants: Mapping[str, Any]) -> Iterator[str]:
+    """Yield torch's name of each Python integer of a call, in tuples and lists too; constants left out."""
+
+    def walk(name: str, value: Any) -> Iterator[str]:
+        if type(value) is int:
+            yield name
+        elif isinstance(value, (tuple, list)):
+            for index, member in enumerate(value):
+                yield from walk(f"{name}[{index}]", member)
+
+    yield from walk("L['args']", args)
+    for name, value in kwargs.items():
+        if value is not constants.get(name):
+            yield from walk(f"L['kwargs'][{name!r}]", value)
+
+
 def _graph_inputs(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int | None, ...]]:
     """Return Dynamo's name of each tensor input -> its sizes, None where the graph has a symbol."""
     inputs: dict[str, tuple[int | None, ...]] = {}
@@ -270,6 +356,72 @@ def _graph_inputs(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int | N
         name = name() if callable(name) else name
         inputs[name] = tuple(_fixed_size(size) for size in value.shape)
     return inputs
+
+
+_SCALES = (2, 3, 17)
+
+
+def restrictions(graph_module: torch.fx.GraphModule) -> frozenset[tuple[str, int]]:
+    """Return (Dynamo's name of an input, dim) of what the graph serves at few sizes only, though it was marked.
+
+    Such a dim became a number, or a guard would not hold at 2, 3 or 17 times its size.
+    """
+    found: set[tuple[str, int]] = set()
+    symbols: dict[tuple[str, int], Any] = {}
+    shape_env: Any = None
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        argument, value = node.meta.get("grapharg"), node.meta.get("example_value")
+        if argument is None or not isinstance(value, torch.Tensor):
+            continue
+        name = argument.source.name
+        name = name() if callable(name) else name
+        for dim, size in enumerate(value.shape):
+            if not isinstance(size, torch.SymInt):
+                continue
+            shape_env = size.node.shape_env
+            expression = shape_env.simplify(size.node.expr)
+            if expression.is_number:
+                found.add((name, dim))
+            elif expression.is_symbol:
+                symbols[name, dim] = expression
+    if shape_env is None:
+        return frozenset()
+    hints = shape_env.backed_var_to_val
+    batches = {symbol for (_, dim), symbol in symbols.items() if dim == 0 and symbol in hints}
+    guards = [guard.expr for guard in shape_env.guards]
+    for place, symbol in symbols.items():
+        if symbol not in hints:
+            continue
+        alone = [guard for guard in guards if guard.free_symbols == {symbol}]
+        if not all(_holds(guard, {symbol: hints[symbol] * scale}) for guard in alone for scale in _SCALES):
+            found.add(place)
+    bounds = [
+        guard for guard in guards if guard.is_Relational and not guard.is_Equality and guard.free_symbols & batches
+    ]
+    for scale in _SCALES:  # a batch that reaches an operator as a product with other sizes
+        sizes = {symbol: hint * (scale if symbol in batches else 1) for symbol, hint in hints.items()}
+        if not all(_holds(guard, sizes) for guard in bounds):
+            found |= {place for place, symbol in symbols.items() if symbol in batches}
+    return frozenset(found)
+
+
+def _holds(guard: Any, sizes: Mapping[Any, int]) -> bool:
+    return bool(guard.xreplace(sizes) != False)  # noqa: E712  an expression that stays open holds
+
+
+class Rejected(Exception):
+    """A graph serves fewer sizes than another way of tracing might reach."""
+
+    def __init__(self, restricted: frozenset[tuple[str, int]]) -> None:
+        super().__init__(f"the graph is tied to a few sizes of {sorted(restricted)}")
+        self.restricted = restricted
+
+
+def rejection(error: BaseException | None) -> Rejected | None:
+    """Return the rejection below what torch made of it, or None."""
+    while error is not None and not isinstance(error, Rejected):
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return error
 
 
 def _fixed_size(size: int | torch.SymInt) -> int | None:

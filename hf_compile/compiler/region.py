@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from ..config import CompilationMode, CompileRange, DynamicShapesType
 from ..counters import CompilationCounter, compilation_counter
 from ..errors import CompileRangeError, ConfigurationError, RegionCompileError, VerificationError
 from ..plan import EncoderPlan, RegionPlan
+from ..precompute import Precompute
 from ..signature import InputVerdict
 from ..verification import largest_difference, tolerance
 from . import dynamo, hooks
@@ -55,6 +57,29 @@ class _NotDense(Exception):
     """No graph fits, and an input is not dense: made so it may well fit."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Remedies:
+    """How one trace is made; see `dynamo.marked`."""
+
+    shapes: DynamicShapesType
+    fixed_ones: Literal["none", "others", "all"] = "none"
+    is_tracing: bool = False
+    duck_shapes: bool = False
+
+    def words(self, plain: Remedies) -> Iterator[str]:
+        """Yield what is not plain about it, and what that helps against."""
+        if self.shapes != plain.shapes:
+            yield "dim 0 has no hint while tracing: the code, or an operator, chooses by the batch size"
+        if self.fixed_ones == "others":
+            yield "dim 0 of size 1 stays fixed in every input but the first: it is there to broadcast"
+        if self.fixed_ones == "all":
+            yield "dim 0 of size 1 stays fixed: the code squeezes it away"
+        if self.is_tracing:
+            yield "torch.jit.is_tracing is true while tracing: the code leaves out its shortcut for one size"
+        if self.duck_shapes:
+            yield "dims of equal size share a symbol: the code asks whether they are equal"
+
+
 class Region:
     """One region class of one encoder at work.
 
@@ -78,6 +103,8 @@ class Region:
         self.inputs: dict[str, InputVerdict] = {}
         self.made_for: list[str] = []
         """For each graph, the mode, dtype and shapes of the call that needed it."""
+        self.remedies: dict[str, None] = {}
+        """What was done so that one graph serves every size, in words."""
         self.undos: list[Callable[[], None]] = []
         self.lock = threading.RLock()
         self._failures: dict[tuple[Any, ...], str] = {}
@@ -96,8 +123,15 @@ class Region:
         # What Transformers passes on to every layer, and this one takes by **kwargs and never reads
         self.dropped = () if plan.role == "encoder" else tuple(name for name in _RECORDED[:2] if name in plan.unread)
         self.constants: dict[str, Any] = {}
-        if plan.ragged and plan.reads_max_seqlen and (plan.accepts_keywords or "max_seqlen" in plan.arguments):
+        if (
+            plan.role == "block"
+            and plan.ragged
+            and plan.reads_max_seqlen
+            and (plan.accepts_keywords or "max_seqlen" in plan.arguments)
+        ):
             self.constants["max_seqlen"] = MAX_SEQLEN
+        self.precompute = Precompute(next(iter(plan.modules.values()))) if plan.role != "block" else None
+        self.careful = self.careful or bool(self.precompute)
         self.version = 0
         self.call = self.call_for(None)
 
@@ -151,7 +185,8 @@ class Region:
         before = self.graphs
         try:
             with progress_bar(f"compiling {self.plan.class_name}"):
-                result = self._convert(module, tensors, convert)
+                self._local.integers = tuple(dynamo.leaf_integers(args, kwargs, self.constants))
+                result = self._convert(tensors, convert)
         except Exception as error:
             error.hf_compile_kind = kind  # type: ignore[attr-defined]
             raise
@@ -190,30 +225,79 @@ class Region:
         if self.graphs >= self.config.recompile_limit * len(self._calls):
             raise _Refused(f"recompile_limit={self.config.recompile_limit} is reached; {describe(kind)}")
 
-    def _convert(self, module: nn.Module, tensors: Mapping[str, torch.Tensor], convert: Callable[[], Any]) -> Any:
-        shapes = DynamicShapesType(self.config.dynamic_shapes)
-        attempts = [(shapes, False)]
-        if self.plan.branches_on_batch and shapes == DynamicShapesType.BACKED_SIZE_OBLIVIOUS:
-            attempts.insert(0, (DynamicShapesType.UNBACKED, False))
-        if any(tensor.dim() and tensor.shape[0] == 1 for tensor in list(tensors.values())[1:]):
-            attempts.append((shapes, True))
-        for attempt, (kind, broadcast) in enumerate(attempts, start=1):
+    def _convert(self, tensors: Mapping[str, torch.Tensor], convert: Callable[[], Any]) -> Any:
+        """Trace as planned; where that fails or gives a graph for few sizes only, try the remedies that may help."""
+        plain = Remedies(DynamicShapesType(self.config.dynamic_shapes))
+        tried: dict[Remedies, frozenset[tuple[str, int]] | Exception] = {}
+        for remedies in self._remedies(plain, tensors, tried):
             try:
-                with dynamo.marked(
-                    tensors,
-                    shapes=kind,
-                    declared=self.plan.dynamic_arg_dims,
-                    unbacked=self.plan.unbacked_dims,
-                    static=getattr(self._local, "static", {}),
-                    broadcast=broadcast,
-                ):
-                    return convert()
+                result = self._attempt(remedies, tensors, convert, tolerant=False)
+                self.remedies.update(dict.fromkeys(remedies.words(plain)))
+                return result
             except ConfigurationError:
                 raise
-            except Exception:
-                if attempt == len(attempts):
-                    raise
-        raise AssertionError("unreachable: the last attempt returns or raises")
+            except Exception as error:  # noqa: BLE001  the next way may do
+                rejected = dynamo.rejection(error)
+                tried[remedies] = error if rejected is None else rejected.restricted
+                logger.debug(f"{self.name}: traced as {remedies}: {tried[remedies]}")
+        served = {remedies: found for remedies, found in tried.items() if not isinstance(found, Exception)}
+        if not served:
+            raise next(error for error in tried.values() if isinstance(error, Exception))
+        best = min(served, key=lambda remedies: len(served[remedies]))
+        self.remedies.update(dict.fromkeys(best.words(plain)))
+        return self._attempt(best, tensors, convert, tolerant=True)
+
+    def _remedies(
+        self,
+        plain: Remedies,
+        tensors: Mapping[str, torch.Tensor],
+        tried: Mapping[Remedies, frozenset[tuple[str, int]] | Exception],
+    ) -> Iterator[Remedies]:
+        """Yield ways of tracing, the plain one first; each looks at what became of those before it."""
+        asks, may_unback = self.plan.asks_is_tracing, plain.shapes == DynamicShapesType.BACKED_SIZE_OBLIVIOUS
+        unbacked = dataclasses.replace(plain, shapes=DynamicShapesType.UNBACKED)
+        if self.plan.branches_on_batch and may_unback:
+            yield unbacked
+        yield plain
+        outcome = tried[plain]
+        ones = [tensor.dim() > 0 and tensor.shape[0] == 1 for tensor in tensors.values()]
+        if isinstance(outcome, Exception) and any(ones[1:]):
+            yield dataclasses.replace(plain, fixed_ones="others")
+        if isinstance(outcome, Exception) and ones[:1] == [True]:
+            yield dataclasses.replace(plain, fixed_ones="all")
+        if asks:
+            yield dataclasses.replace(plain, is_tracing=True)
+        if may_unback and not isinstance(outcome, Exception) and any(dim == 0 for _, dim in outcome):
+            if unbacked not in tried:
+                yield unbacked
+            yield dataclasses.replace(unbacked, duck_shapes=True)
+            if asks:
+                yield dataclasses.replace(unbacked, is_tracing=True)
+
+    def _attempt(
+        self,
+        remedies: Remedies,
+        tensors: Mapping[str, torch.Tensor],
+        convert: Callable[[], Any],
+        tolerant: bool,
+    ) -> Any:
+        self._local.tolerant = tolerant
+        with dynamo.marked(
+            tensors,
+            **vars(remedies),
+            integers=self._local.integers,
+            declared=self.plan.dynamic_arg_dims,
+            unbacked=self.plan.unbacked_dims,
+            static=getattr(self._local, "static", {}),
+        ):
+            return convert()
+
+    def judge(self, restricted: frozenset[tuple[str, int]]) -> None:
+        """Refuse a graph that serves few sizes, while there are other ways to try."""
+        if not self.plan.asks_is_tracing:  # then a size beyond dim 0 is fixed by a weight, which no remedy changes
+            restricted = frozenset((name, dim) for name, dim in restricted if dim == 0)
+        if restricted and not getattr(self._local, "tolerant", True):
+            raise dynamo.Rejected(restricted)
 
     def saw_graph(self, inputs: Mapping[str, tuple[int | None, ...]]) -> None:
         """Take note of a graph that reached the backend, and of the dims that are symbols in it."""
@@ -323,11 +407,16 @@ class Region:
         if call is None:
             self.note_eager("a size outside the compile ranges (out_of_range='eager')")
             return type(module).forward(module, *args, **kwargs)
+        given = kwargs
+        if self.precompute:
+            given = {**self._precomputed(args, kwargs), **kwargs}
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         dense_args = tuple(dense(value, copies) for value in args)
-        given = {**{name: dense(value, copies) for name, value in kwargs.items()}, **self.constants}
+        given = {**{name: dense(value, copies) for name, value in given.items()}, **self.constants}
         check = _Check(module, args, kwargs) if self.config.verify else None
         before = self.graphs
+        if copies:
+            self.remedies["inputs that are not contiguous are copied: strides would be guards"] = None
         self._local.dense = True
         try:
             while True:
@@ -353,6 +442,16 @@ class Region:
             return self._verified(module, check, result)
         self.calls += 1
         return result
+
+    def _precomputed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        assert self.precompute is not None
+        results = self.precompute.run(args, kwargs)
+        if self.plan.ragged:
+            longest = [name for name in results if name.startswith("max_") and name.endswith("seqlen")]
+            self.constants = dict.fromkeys(longest, MAX_SEQLEN)
+        if results:
+            self.remedies[f"computed before the graph, since it reads values: {', '.join(results)}"] = None
+        return results
 
     def _verified(self, module: nn.Module, check: _Check, result: Any) -> Any:
         want = check.eager()
@@ -452,8 +551,20 @@ class _Check:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor is contiguous from the start of its storage; else strides or offset become guards."""
-    return tensor.layout is not torch.strided or (tensor.is_contiguous() and not tensor.storage_offset())
+    """Say whether a tensor is contiguous from the start of its storage; else strides or offset become guards.
+
+    Torch calls a tensor contiguous whatever the stride of a dim of size 1 says; as a guard it would count.
+    """
+    if tensor.layout is not torch.strided:
+        return True
+    if not tensor.is_contiguous() or tensor.storage_offset():
+        return False
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= size or 1
+    return True
 
 
 def dense(value: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:

@@ -1,0 +1,1 @@
+"""Every encoder of the installed Transformers, built tiny, compiled and compared; only the command line imports it."""

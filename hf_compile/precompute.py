@@ -1,0 +1,207 @@
+"""Run the helpers of an encoder that read values (window indices, segment borders) before its graph, not in it.
+
+Since 5.9 the encoders of Transformers that pack their inputs call such helpers as `helper(..., kwargs=kwargs)`, and a
+helper hands back what it finds in `kwargs` under its own key. `Precompute` calls the encoder's forward on a copy
+without data, lets the helpers compute with the real values, and takes note of what each returned under which key. No
+table of models or helpers is kept. On that copy whole numbers (grids, lengths) are real, and so is what is made of
+them alone; pixels, sound and weights have a shape only.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .attention import ATTENTION_NAME, RAGGED_REPLACES
+from .regions import reads_cu_seqlens
+
+__all__ = ["Precompute", "find_helpers"]
+
+
+def find_helpers(encoder: nn.Module) -> set[str]:
+    """Return the names of functions that code of an encoder calls and that take a dict of precomputed results."""
+    return {
+        name
+        for cls in {type(module) for module in encoder.modules()}
+        for function in _functions(cls)
+        for name in function.__code__.co_names
+        if _is_helper(function.__globals__.get(name))
+    }
+
+
+class Precompute:
+    """The helpers' results for each call of one encoder.
+
+    Args:
+        encoder: as it is when a graph is made; its weights are not kept.
+    """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self._helpers = find_helpers(encoder)
+        self._count: int | None = None
+        self._shadow = _shadow(encoder, self._helpers, self._call) if self._helpers else None
+        self._results: dict[str, Any] = {}
+        self._given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._called = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._helpers)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return key -> result of every helper that this call of the encoder reaches.
+
+        A helper that depends on what the layers compute is not reached; the graph then has to trace it.
+        """
+        if self._shadow is None:
+            return {}
+        self._results, self._called, self._given = {}, 0, {}
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._without_numbers, (args, kwargs))
+        try:
+            with torch.no_grad(), _Mixed():
+                type(self._shadow).forward(self._shadow, *args, **kwargs)
+        except _Enough:
+            pass
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):  # no data to go on with
+            pass
+        self._count = self._called
+        results, self._results, self._given = self._results, {}, {}
+        return results
+
+    def _without_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor.cpu()
+        shape = torch.empty_like(tensor, device="meta")
+        self._given[id(shape)] = shape, tensor  # held, so that the id stays its own
+        return shape
+
+    def _with_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._given[id(tensor)][1] if id(tensor) in self._given else tensor
+
+    def _call(
+        self, helper: Callable[..., Any], *args: Any, kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> Any:
+        args, options = pytree.tree_map_only(torch.Tensor, self._with_numbers, (args, options))
+        asked = _Asked(kwargs or {})
+        result = helper(*args, kwargs=asked, **options)
+        values = result if isinstance(result, tuple) and len(asked.missing) == len(result) else (result,)
+        without = any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(values))
+        if len(asked.missing) == len(values) and not without:
+            self._results.update(zip(asked.missing, values, strict=True))
+        for key in (kwargs or {}).keys() - asked.keys():
+            del (kwargs or {})[key]
+        self._called += 1
+        if self._called == self._count:
+            raise _Enough
+        return result
+
+
+class _Enough(Exception):
+    """Every helper that earlier calls reached was called."""
+
+
+class _Mixed(TorchFunctionMode):
+    """Lets an operator have inputs with and without data: its result then has a shape only."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = (args, kwargs or {})
+        tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.is_meta for tensor in tensors) and not all(tensor.is_meta for tensor in tensors):
+            given = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
+        return function(*given[0], **given[1])
+
+
+class _Asked(dict[str, Any]):
+    """A dict that remembers which keys it was asked for in vain."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
+        self.missing: list[str] = []
+
+    def pop(self, key: str, *default: Any) -> Any:
+        if key not in self:
+            self.missing.append(key)
+        return super().pop(key, *default)
+
+
+def _is_helper(function: Any) -> bool:
+    if not inspect.isfunction(function):
+        return False
+    parameter = inspect.signature(function).parameters.get("kwargs")
+    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def _functions(cls: type) -> Iterator[types.FunctionType]:
+    """Yield the methods that a class has from its own model's files, below decorators."""
+    for name in {name for parent in cls.__mro__ if parent.__module__.startswith(_own(cls)) for name in vars(parent)}:
+        member = inspect.getattr_static(cls, name)
+        if inspect.isfunction(member):
+            function = inspect.unwrap(member)
+            if isinstance(function, types.FunctionType):
+                yield function
+
+
+def _own(cls: type) -> str:
+    """Return the package of a class's module."""
+    return cls.__module__.rpartition(".")[0] or cls.__module__
+
+
+def _shadow(encoder: nn.Module, helpers: set[str], call: Callable[..., Any]) -> nn.Module:
+    """Return a copy of an encoder without data, hooks and compiled slots, whose helpers are called through `call`."""
+    tensors = (*encoder.parameters(), *encoder.buffers())
+    memo: dict[int, Any] = {id(tensor): _empty(tensor) for tensor in tensors}
+    shadow = copy.deepcopy(encoder, memo)
+    for module in shadow.modules():
+        config: Any = vars(module).get("config")
+        if getattr(config, "_attn_implementation", "") in RAGGED_REPLACES and reads_cu_seqlens(module):
+            config._attn_implementation = ATTENTION_NAME
+        for name, value in vars(module).items():
+            if name.endswith("_hooks") and isinstance(value, dict):
+                value.clear()
+        vars(module).pop("_compiled_call_impl", None)
+        cls = type(module)
+        rebuilt = {
+            function.__name__: _with_globals(function, helpers, call)
+            for function in _functions(cls)
+            if helpers & set(function.__code__.co_names)
+        }
+        if rebuilt:
+            module.__class__ = type(cls.__name__, (cls,), {**rebuilt, "__module__": cls.__module__})
+    return shadow
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
+    return tensor.detach().to("meta")
+
+
+def _with_globals(function: types.FunctionType, helpers: set[str], call: Callable[..., Any]) -> types.FunctionType:
+    """Return a function that sees other helpers; the module that it comes from is not touched."""
+
+    def through(helper: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: call(helper, *args, **options)
+
+    seen = {name: through(function.__globals__[name]) for name in helpers & function.__globals__.keys()}
+    made = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **seen},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
