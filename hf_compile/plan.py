@@ -139,12 +139,18 @@ def make_plan(
                 regions=regions,
                 config=own,
                 backend=resolve_backend(own),
-                keeps_masks=granularity == "block" and any(reads_attribute(info.module, name) for name in MASK_MAKERS),
+                keeps_masks=granularity == "block" and _may_keep_masks(info.module),
                 patches=find_patches(*model_types),
             )
         )
     _refuse_nested(encoders)
     return ModelPlan(type(model).__name__, resolve_device(model), config, tuple(encoders))
+
+
+def _may_keep_masks(encoder: nn.Module) -> bool:
+    """Say whether an encoder drops masks; where attention is causal without one, a mask would change numbers."""
+    is_causal = any(getattr(module, "is_causal", False) is True for module in encoder.modules())
+    return not is_causal and any(reads_attribute(encoder, name) for name in MASK_MAKERS)
 
 
 def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
@@ -184,7 +190,7 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
         inputs=tuple(inputs),
         arguments=tuple(hint.name for hint in hints if hint.kind != "keywords"),
         accepts_keywords=any(hint.kind == "keywords" for hint in hints),
-        ragged=packed and group.role != "part" and implementation in RAGGED_REPLACES,
+        ragged=packed and implementation in RAGGED_REPLACES,
         reads_max_seqlen=any("max_seqlen" in names for names in _argument_names(module)),
         unread=tuple(
             name

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import collections
 import dataclasses
 import dis
+import functools
 import inspect
 import itertools
+import textwrap
 import types
 from collections.abc import Iterator
 from typing import Literal
@@ -93,7 +97,7 @@ def _blocks(module: nn.Module, path: str, config: CompilationConfig) -> Iterator
             yield here, child
         elif _is_stack(child) and not _looks_deeper(child, config):
             for index, layer in child.named_children():
-                if _may_compile(layer, config):
+                if _may_compile(layer, config) and not _loops(layer):
                     yield f"{here}.{index}", layer
                 else:
                     yield from _blocks(layer, f"{here}.{index}", config)
@@ -177,13 +181,37 @@ def _identity(module: nn.Module) -> tuple[object, ...]:
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
     flags = []
     for path, child in module.named_modules():
-        names = {name for code in _codes(type(child)) for name in code.co_names}
+        names = {name for code in _codes(type(child)) for name in code.co_names} - _cache_slots(type(child))
         flags += [
             (path, type(child), name, value)
             for name, value in sorted(vars(child).items())
             if name in names and _is_flag(value)
         ]
     return type(module), shapes, tuple(flags)
+
+
+@functools.cache
+def _cache_slots(cls: type) -> frozenset[str]:
+    """Return attributes that a class only hands to the `update` of a cache: a layer's number, which no encoder uses."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):  # a class without a file
+        return frozenset()
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    updates = [argument for call in calls if getattr(call.func, "attr", "") == "update" for argument in call.args]
+    handed = collections.Counter(map(_own_attribute, updates))
+    read = collections.Counter(_own_attribute(node) for node in ast.walk(tree) if _is_read(node))
+    return frozenset(name for name in handed if name and handed[name] == read[name])
+
+
+def _is_read(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+
+
+def _own_attribute(node: ast.AST) -> str:
+    """Return the name of an attribute of `self`, or nothing."""
+    is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return node.attr if is_own and isinstance(node, ast.Attribute) else ""
 
 
 def _is_flag(value: object) -> bool:
@@ -195,12 +223,19 @@ def _is_flag(value: object) -> bool:
 def _codes(cls: type) -> Iterator[types.CodeType]:
     """Yield the code of a class's own methods, below decorators; not of torch's or Transformers' base classes."""
     for parent in cls.__mro__:
-        if parent is nn.Module or parent.__module__.startswith(("torch.nn.modules.module", "transformers.modeling_")):
+        if parent.__module__.startswith(("torch.nn.", "transformers.modeling_")):
             break
         for name, member in vars(parent).items():
             function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
             if inspect.isfunction(function) and name != "__init__":
                 yield inspect.unwrap(function).__code__
+
+
+def _loops(module: nn.Module) -> bool:
+    """Say whether code of a module loops over an argument: image by image, a graph serves one number of images."""
+    return any(
+        _loops_over_argument(code) for cls in {type(inner) for inner in module.modules()} for code in _codes(cls)
+    )
 
 
 def _goes_by_values(cls: type) -> bool:
@@ -209,7 +244,7 @@ def _goes_by_values(cls: type) -> bool:
 
 
 def _loops_over_argument(code: types.CodeType) -> bool:
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    arguments = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     instructions = list(dis.get_instructions(code))
     return any(
         after.opname == "GET_ITER" and before.opname.startswith("LOAD_FAST") and before.argval in arguments

@@ -172,6 +172,8 @@ ENCODERS = {
 OLDER = {
     "granite_speech": {"encoder": AUDIO},
     "qwen2_audio": {"audio_tower": AUDIO},
+    "qwen2_5_omni": {"thinker.audio_tower": AUDIO, "thinker.visual": BOTH},
+    "qwen2_5_omni_thinker": {"audio_tower": AUDIO, "visual": BOTH},
     "kyutai_speech_to_text": {"codec_model": AUDIO},  # the encoder of the codec has no name of its own for its input
     "csm": {"codec_model": AUDIO},
 }

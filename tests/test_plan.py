@@ -196,6 +196,25 @@ def test_options_of_one_encoder():
     ]
 
 
+def test_projectors_are_planned_when_asked_for():
+    class Text(Tower):
+        def forward(self, input_ids=None, inputs_embeds=None):
+            return inputs_embeds
+
+    class Reader(Model):
+        def forward(self, input_ids, pixel_values, inputs_embeds=None):
+            return self.text(inputs_embeds=self.connector(self.single(self.vision(pixel_values))))
+
+    children = {"connector": Layer(), "single": nn.Linear(4, 4), "unused": Layer()}
+    model = Reader(vision=Tower(), text=Text(), head=Layer(), **children)
+    assert [each.info.path for each in plan(model).encoders] == ["vision"]
+    vision, connector = plan(model, include_projector=True, dynamic_arg_dims={"x": 1}).encoders
+    assert (vision.info.path, connector.info.path) == ("vision", "connector")
+    assert connector.info.found_by == "it is a projector between vision and the text model text"
+    assert connector.info.modalities == ("image",)
+    assert (vision.regions[0].dynamic_arg_dims, connector.regions[0].dynamic_arg_dims) == ({"x": {1: None}}, {})
+
+
 # ---- what is refused
 
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-import torch._dynamo
 from torch import nn
-from torch._dynamo.utils import counters
 
 from .. import api
+from ..compiler.dynamo import forget_graphs, torch_counts
 from ..config import CompilationConfig
 from ..encoders import find_encoders
 from ..errors import EncoderNotFoundError, HfCompileError, UnsupportedModelError
@@ -45,7 +44,7 @@ def measure(
 
 
 def find(model_type: str) -> dict[str, Any]:
-    """Return what `find_encoders` answers for the model of a type, built from its default config on the meta device."""
+    """Return what `find_encoders` answers for the model of a type, built on the meta device from a default config."""
     record: dict[str, Any] = {"model_type": model_type, "model_class": "", "outcome": "failed", "error": ""}
     try:
         model = build_on_meta(model_type)
@@ -75,8 +74,7 @@ def _measure(
     with torch.no_grad():
         want = [list(_tensors(encoder(**copy.deepcopy(each)))) for each in inputs]
         before = _snapshot(encoder)
-        torch._dynamo.reset()
-        counters.clear()
+        forget_graphs()
         config = CompilationConfig(backend=backend, granularity=granularity)
         try:
             api.compile_mm_encoder(encoder, compilation_config=config)
@@ -86,11 +84,11 @@ def _measure(
         graphs, differences = [], []
         for each, expected in zip(inputs, want, strict=True):
             got = list(_tensors(encoder(**copy.deepcopy(each))))
-            graphs.append(counters["stats"]["unique_graphs"])
+            graphs.append(torch_counts()["graphs"])
             differences.append(_difference(got, expected))
         record["graphs"] = graphs[-1]
         record["graphs_after_first_call"] = graphs[-1] - graphs[0]
-        record["graph_breaks"] = sum(counters["graph_break"].values())
+        record["graph_breaks"] = torch_counts()["breaks"]
         record["difference"], record["relative_difference"] = (
             max(column) for column in zip(*differences, strict=True)
         )

@@ -85,7 +85,8 @@ def _start() -> subprocess.Popen[str]:
 
 
 def _ask(worker: subprocess.Popen[str], task: Mapping[str, Any]) -> dict[str, Any]:
-    assert worker.stdin is not None and worker.stdout is not None
+    assert worker.stdin is not None
+    assert worker.stdout is not None
     alarm = threading.Timer(_SECONDS_PER_CASE, worker.kill)
     alarm.start()
     try:
@@ -106,7 +107,8 @@ def _ask(worker: subprocess.Popen[str], task: Mapping[str, Any]) -> dict[str, An
 def _stop(worker: subprocess.Popen[str] | None) -> None:
     if worker is None:
         return
-    assert worker.stdin is not None and worker.stdout is not None
+    assert worker.stdin is not None
+    assert worker.stdout is not None
     worker.stdin.close()  # the worker ends with its input
     worker.wait()
     worker.stdout.close()

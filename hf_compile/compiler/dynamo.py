@@ -22,6 +22,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
 from torch._dynamo.exc import RecompileError
 from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.utils import counters
 from torch._dynamo.variables.torch import tracing_state_functions
 
 from ..config import DynamicShapesType
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Rejected",
     "compile_region",
+    "forget_graphs",
     "is_wanted",
     "leaf_integers",
     "leaf_tensors",
     "marked",
     "rejection",
     "restrictions",
+    "torch_counts",
 ]
 
 # Torch refuses a further graph by itself beyond its own limit and warns in its own words; ours comes first.
@@ -164,6 +167,17 @@ def _put_trace_door(call: Any, code: types.CodeType, region: Region) -> None:
         f"torch {torch.__version__} builds its compile wrapper in a way that hf_compile does not know; use a torch "
         "version named in the README, or report this"
     )
+
+
+def forget_graphs() -> None:
+    """Drop every graph of the process, and torch's own counts."""
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def torch_counts() -> dict[str, int]:
+    """Return how many graphs and breaks torch itself counted since `forget_graphs`."""
+    return {"graphs": counters["stats"]["unique_graphs"], "breaks": sum(counters["graph_break"].values())}
 
 
 def stance() -> str:

@@ -23,6 +23,7 @@ from ..counters import CompilationCounter, compilation_counter
 from ..errors import CompileRangeError, ConfigurationError, RegionCompileError, VerificationError
 from ..plan import EncoderPlan, RegionPlan
 from ..precompute import Precompute
+from ..regions import names_in_code
 from ..signature import InputVerdict
 from ..verification import largest_difference, tolerance
 from . import dynamo, hooks
@@ -54,7 +55,7 @@ class _TryAgain(Exception):
 
 
 class _NotDense(Exception):
-    """No graph fits, and an input is not dense: made so it may well fit."""
+    """No graph fits, and an input is not dense, or is never read: made so, or left out, it may well fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +176,10 @@ class Region:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[], Any]
     ) -> Any:
         """Let Dynamo trace a call that no graph fits; runs under Dynamo's own lock, in the calling thread."""
+        unread = self._unread_lists(kwargs)
+        if unread:
+            self.dropped += unread
+            raise _NotDense
         tensors = dynamo.leaf_tensors(self.plan.arguments, args, kwargs)
         if not getattr(self._local, "dense", False) and not all(map(is_dense, tensors.values())):
             raise _NotDense
@@ -201,6 +206,14 @@ class Region:
         self._note_unread(tensors)
         logger.info(f"{self.name}: graph {self.graphs} compiled in {seconds:.1f} s ({mode_of_execution()})")
         return result
+
+    def _unread_lists(self, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return keywords with lists that the code only hands on by `**kwargs`: their length would be a guard."""
+        lists = [name for name, value in kwargs.items() if isinstance(value, list) and name not in self.plan.arguments]
+        if not lists or not self.plan.accepts_keywords or self.plan.role == "encoder":
+            return ()
+        named = names_in_code(next(iter(self.plan.modules.values())))
+        return tuple(name for name in lists if name not in named)
 
     def _look_again_if_compiled_by_another_thread(self, kind: tuple[Any, ...]) -> None:
         """Dynamo lets waiting threads in one by one, and each would compile what the first one did."""

@@ -151,14 +151,12 @@ def counted(bins: int, length: int, hop: int) -> Recipe:
     return recipe
 
 
-def codes(high: int, books: int = 0, *, name: str, mask: str = "") -> Recipe:
-    """Batches of token ids: (batch, length), or (batch, length, books) of several codebooks."""
+def codes(high: int, books: int, *, name: str) -> Recipe:
+    """Batches of codes of several codebooks: (batch, length, books)."""
 
     def recipe(encoder: nn.Module, draw: Draw) -> dict[str, Any]:
-        longest = 8 if draw.index == 0 else draw.size(8, 40)
-        sound = valid(clips(draw, longest, shortest=4), longest)
-        ids = draw.integers(high, *sound.shape, *([books] if books else []))
-        return {name: ids} | ({mask: sound.long()} if mask else {})
+        length = 8 if draw.index == 0 else draw.size(8, 40)
+        return {name: draw.integers(high, draw.batch(), length, books)}
 
     return recipe
 
@@ -609,12 +607,6 @@ CODECS: dict[str, Case] = {
         codes(16, 8, name="audio_input_ids"),
         {"n_mel_bins": 8, "mel_vocab_size": 16, "text_hidden_size": 32},
         note="no layers: one table of embeddings",
-    ),
-    "dia": Case(
-        "dia.DiaEncoder",
-        codes(64, name="input_ids", mask="attention_mask"),
-        {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64},
-        note="of text, for speech",
     ),
 }
 

@@ -138,7 +138,7 @@ _SAM_OF_TILES = {
     "hidden_size": 32,
     "num_attention_heads": 2,
     "patch_size": 4,
-    "image_size": 128,
+    "image_size": 64,
     "window_size": 7,
     "downsample_channels": [32, 32],
 }
@@ -279,14 +279,14 @@ IMAGES: dict[str, Case] = {
     "sam(deepseek_vl_hybrid)": Case("sam.SamVisionModel", images(64, 64), _SAM),
     "deepseek_ocr2": Case(
         "deepseek_ocr2.DeepseekOcr2VisionModel",
-        tiles(128, 208, most=2),
+        tiles(64, 208, most=2),
         {
-            "sam_config": {**_SAM_OF_TILES, "image_size": 208},
+            "sam_config": _SAM_OF_TILES,
             "encoder_config": {
                 "vocab_size": 64,
                 "hidden_size": 32,
                 "intermediate_size": 64,
-                "num_hidden_layers": 2,
+                "num_hidden_layers": 4,
                 "num_attention_heads": 2,
                 "num_key_value_heads": 1,
             },
@@ -295,7 +295,7 @@ IMAGES: dict[str, Case] = {
     ),
     "unlimited_ocr": Case(
         "unlimited_ocr.UnlimitedOcrVisionModel",
-        tiles(80, 128),
+        tiles(40, 64),
         {
             "sam_config": _SAM_OF_TILES,
             "encoder_config": {
@@ -303,7 +303,7 @@ IMAGES: dict[str, Case] = {
                 "intermediate_size": 64,
                 "num_hidden_layers": 2,
                 "num_attention_heads": 2,
-                "image_size": 32,
+                "image_size": 16,
                 "patch_size": 4,
             },
         },

@@ -349,8 +349,8 @@ SWIN = {
     "num_heads": [2, 2],
     "out_indices": [1, 2],
 }
-NO_TIMM: dict[str, Any] = {"use_timm_backbone": False, "backbone": None}
-"""Transformers 5.0 asks for both beside a backbone config."""
+NO_TIMM: dict[str, Any] = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+"""Transformers 5.0 asks for these beside a backbone config."""
 DETR = {"decoder_layers": 1}
 LEVELS = {"num_feature_levels": 2, "encoder_n_points": 2, "decoder_n_points": 2}
 SAM2 = {
