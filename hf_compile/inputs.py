@@ -11,7 +11,7 @@ from torch import nn
 
 from .signature import unwrapped_forward
 
-__all__ = ["make_inputs", "observe_ranks"]
+__all__ = ["leaf_tensors", "make_inputs", "observe_ranks"]
 
 
 def make_inputs(encoder: nn.Module) -> dict[str, torch.Tensor] | None:
@@ -93,3 +93,26 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list, Mapping)):
         for member in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(member)
+
+
+def leaf_tensors(
+    arguments: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Return name -> plain tensor of a call, containers looked into."""
+    found: dict[str, torch.Tensor] = {}
+
+    def walk(name: str, value: Any) -> None:
+        if type(value) is torch.Tensor:
+            found[name] = value
+        elif isinstance(value, (tuple, list)):
+            for index, member in enumerate(value):
+                walk(f"{name}[{index}]", member)
+        elif isinstance(value, Mapping):
+            for key, member in value.items():
+                walk(f"{name}[{key}]", member)
+
+    for position, value in enumerate(args):
+        walk(arguments[position] if position < len(arguments) else f"args[{position}]", value)
+    for name, value in kwargs.items():
+        walk(name, value)
+    return found

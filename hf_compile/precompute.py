@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,9 +22,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .attention import ATTENTION_NAME, RAGGED_REPLACES
+from .inputs import leaf_tensors
 from .regions import reads_cu_seqlens
 
-__all__ = ["Precompute", "find_helpers"]
+__all__ = ["BatchProbe", "Precompute", "find_helpers"]
 
 
 def find_helpers(encoder: nn.Module) -> set[str]:
@@ -67,9 +69,7 @@ class Precompute:
         try:
             with torch.no_grad(), _Mixed():
                 type(self._shadow).forward(self._shadow, *args, **kwargs)
-        except _Enough:
-            pass
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):  # no data to go on with
+        except (_Enough, *_NO_DATA):
             pass
         self._count = self._called
         results, self._results, self._given = self._results, {}, {}
@@ -101,6 +101,66 @@ class Precompute:
         if self._called == self._count:
             raise _Enough
         return result
+
+
+class BatchProbe:
+    """Tells inputs of inner modules that grow with the batch from those that stay 1 and broadcast.
+
+    At batch 1 they look alike, and a graph made then would tie them together. So the encoder's forward runs once more
+    with two of everything, on the copy without data.
+    """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self._encoder = weakref.ref(encoder)
+        self._shadow: nn.Module | None = None
+
+    def run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], path: str, arguments: tuple[str, ...]
+    ) -> frozenset[str]:
+        """Return names of the inputs of the module at `path` that stay 1; none where the copy cannot tell.
+
+        Args:
+            args, kwargs: of a call of the encoder with batch 1.
+            path: of a module inside the encoder.
+            arguments: names of its positional arguments.
+        """
+        encoder = self._encoder()
+        if encoder is None:
+            return frozenset()
+        if self._shadow is None:
+            self._shadow = _shadow(encoder, set(), _no_helper)
+        seen: list[dict[str, torch.Tensor]] = []
+
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.append(leaf_tensors(arguments, args, kwargs))
+            raise _Enough
+
+        handle = self._shadow.get_submodule(path).register_forward_pre_hook(look, with_kwargs=True)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _two, (args, kwargs))
+        try:
+            with torch.no_grad(), _Mixed():
+                type(self._shadow).forward(self._shadow, *args, **kwargs)
+        except (_Enough, *_NO_DATA):
+            pass
+        finally:
+            handle.remove()
+        sizes = {name: tensor.shape[0] for found in seen for name, tensor in found.items() if tensor.dim()}
+        if not sizes or next(iter(sizes.values())) != 2:
+            return frozenset()
+        return frozenset(name for name, size in sizes.items() if size == 1)
+
+
+def _two(tensor: torch.Tensor) -> torch.Tensor:
+    twice = torch.cat([tensor, tensor]) if tensor.dim() and tensor.shape[0] == 1 else tensor
+    return twice.to("meta") if twice.is_floating_point() else twice.cpu()
+
+
+def _no_helper(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("unreachable: no helper was replaced")
+
+
+_NO_DATA = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AttributeError)
+"""What code that wants to read a tensor without data ends with."""
 
 
 class _Enough(Exception):

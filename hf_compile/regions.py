@@ -181,7 +181,7 @@ def _identity(module: nn.Module) -> tuple[object, ...]:
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
     flags = []
     for path, child in module.named_modules():
-        names = {name for code in _codes(type(child)) for name in code.co_names} - _cache_slots(type(child))
+        names = {name for code in _codes(type(child)) for name in code.co_names} - _cache_slots(type(child))  # type: ignore[arg-type]
         flags += [
             (path, type(child), name, value)
             for name, value in sorted(vars(child).items())
@@ -192,16 +192,17 @@ def _identity(module: nn.Module) -> tuple[object, ...]:
 
 @functools.cache
 def _cache_slots(cls: type) -> frozenset[str]:
-    """Return attributes that a class only hands to the `update` of a cache: a layer's number, which no encoder uses."""
+    """Return attributes that a class only hands on or takes as an index: a layer's number, for a cache."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):  # a class without a file
         return frozenset()
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    updates = [argument for call in calls if getattr(call.func, "attr", "") == "update" for argument in call.args]
-    handed = collections.Counter(map(_own_attribute, updates))
-    read = collections.Counter(_own_attribute(node) for node in ast.walk(tree) if _is_read(node))
-    return frozenset(name for name in handed if name and handed[name] == read[name])
+    nodes = list(ast.walk(tree))
+    handed_on = [argument for node in nodes if isinstance(node, ast.Call) for argument in node.args]
+    handed_on += [node.slice for node in nodes if isinstance(node, ast.Subscript)]
+    handed = collections.Counter(map(_own_attribute, handed_on))
+    read = collections.Counter(_own_attribute(node) for node in nodes if _is_read(node))
+    return frozenset(name for name in handed if name == "layer_idx" and handed[name] == read[name])
 
 
 def _is_read(node: ast.AST) -> bool:

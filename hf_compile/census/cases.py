@@ -5,6 +5,7 @@ The tables are in `tables/`. A new encoder is two lines there: a name with its c
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import inspect
@@ -154,7 +155,8 @@ def _tiny_config(cls: type, options: Mapping[str, Any]) -> Any:
         config_class = next(hint for name, hint in hints.items() if name != "return")
     known = set(inspect.signature(config_class).parameters)
     chosen = {name: value for name, value in TINY.items() if name in known}
-    config = config_class(**{**chosen, **{name: value for name, value in options.items() if name != "config_class"}})
+    given = {name: copy.deepcopy(value) for name, value in options.items() if name != "config_class"}
+    config = config_class(**{**chosen, **given})
     if not hasattr(cls, "_supports_sdpa"):  # a module below the model classes chooses nothing by itself
         config._attn_implementation = "sdpa"
     return config

@@ -16,8 +16,9 @@ from ..config import CompilationMode
 from ..counters import CompilationCounter
 from ..errors import UnsupportedModelError
 from ..plan import EncoderPlan, ModelPlan
+from ..precompute import BatchProbe
 from .config_view import put_config_views
-from .masks import keep_masks, keeping
+from .encoder_call import EncoderCall, keep_masks
 from .region import Region, bind
 
 __all__ = ["Attached", "attach", "without_slots"]
@@ -66,11 +67,6 @@ def attach(model: nn.Module, plan: ModelPlan, on_give_up: Callable[[], None]) ->
                 _attach_stock(encoder, attached, undo)
             else:
                 _attach_regions(encoder, attached, on_give_up, undo)
-                if encoder.keeps_masks:
-                    unpatch = keep_masks()
-                    undo.callback(unpatch)
-                    weakref.finalize(attached, unpatch).atexit = False
-                    _put_slot(encoder.info.module, keeping(encoder.info.module), undo)
         attached._undo = undo.pop_all()
     return attached
 
@@ -153,3 +149,12 @@ def _attach_regions(
                 undo.callback(put_config_views(module))
             _put_slot(module, bind(region, module), undo)
     attached.regions.append(regions)
+    if encoder.granularity == "block" and "" not in {path for region in encoder.regions for path in region.modules}:
+        if encoder.keeps_masks:
+            unpatch = keep_masks()
+            undo.callback(unpatch)
+            weakref.finalize(attached, unpatch).atexit = False
+        call = EncoderCall(encoder.keeps_masks, BatchProbe(encoder.info.module))
+        _put_slot(encoder.info.module, call.bind(encoder.info.module), undo)
+        for region in regions:
+            region.encoder_call = call

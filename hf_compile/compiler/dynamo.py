@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -38,7 +38,6 @@ __all__ = [
     "forget_graphs",
     "is_wanted",
     "leaf_integers",
-    "leaf_tensors",
     "marked",
     "rejection",
     "restrictions",
@@ -198,6 +197,7 @@ def marked(
     declared: Mapping[str, Mapping[int, str | None]],
     unbacked: Mapping[str, Mapping[int, str | None]],
     static: Mapping[str, int],
+    stay_one: Collection[str],
     integers: Iterable[str],
     fixed_ones: Literal["none", "others", "all"],
     is_tracing: bool,
@@ -209,6 +209,7 @@ def marked(
         tensors: name -> input; members of a container as `name[0]`.
         declared, unbacked: argument -> dim -> shape id.
         static: argument -> a dim that is to be fixed at its size.
+        stay_one: inputs whose dim 0 is 1 whatever the batch is.
         integers: torch's names of Python integers among the arguments, which may vary too.
         fixed_ones: whose dim 0 of size 1 stays fixed: of no tensor, of those after the first (there to broadcast), of
             all (a dim that the code squeezes away).
@@ -231,7 +232,7 @@ def marked(
                 _mark_declared(name, tensor, declared.get(argument, {}), unbacked.get(argument, {}))
                 continue
             for dim, size in enumerate(tensor.shape):
-                is_fixed_one = fixed_ones == "all" or (fixed_ones == "others" and position > 0)
+                is_fixed_one = fixed_ones == "all" or (fixed_ones == "others" and position > 0) or name in stay_one
                 if is_fixed_one and dim == 0 and size == 1:
                     torch._dynamo.mark_static(tensor, 0)  # or torch makes it dynamic by itself the second time
                     continue
@@ -318,29 +319,6 @@ def _mark_declared(
                 torch._dynamo.decorators.mark_unbacked(tensor, dim % tensor.dim(), shape_id=shape_id)
             else:
                 torch._dynamo.mark_dynamic(tensor, dim % tensor.dim())
-
-
-def leaf_tensors(
-    arguments: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    """Return name -> plain tensor of a call, containers looked into."""
-    found: dict[str, torch.Tensor] = {}
-
-    def walk(name: str, value: Any) -> None:
-        if type(value) is torch.Tensor:
-            found[name] = value
-        elif isinstance(value, (tuple, list)):
-            for index, member in enumerate(value):
-                walk(f"{name}[{index}]", member)
-        elif isinstance(value, Mapping):
-            for key, member in value.items():
-                walk(f"{name}[{key}]", member)
-
-    for position, value in enumerate(args):
-        walk(arguments[position] if position < len(arguments) else f"args[{position}]", value)
-    for name, value in kwargs.items():
-        walk(name, value)
-    return found
 
 
 def leaf_integers(args: tuple[Any, ...], kwargs: Mapping[str, Any], constants: Mapping[str, Any]) -> Iterator[str]:

@@ -21,12 +21,14 @@ from .. import explanation
 from ..config import CompilationMode, CompileRange, DynamicShapesType
 from ..counters import CompilationCounter, compilation_counter
 from ..errors import CompileRangeError, ConfigurationError, RegionCompileError, VerificationError
+from ..inputs import leaf_tensors
 from ..plan import EncoderPlan, RegionPlan
 from ..precompute import Precompute
 from ..regions import names_in_code
 from ..signature import InputVerdict
 from ..verification import largest_difference, tolerance
 from . import dynamo, hooks
+from .encoder_call import EncoderCall
 from .progress import progress_bar
 
 __all__ = ["Region", "bind"]
@@ -131,6 +133,7 @@ class Region:
             and (plan.accepts_keywords or "max_seqlen" in plan.arguments)
         ):
             self.constants["max_seqlen"] = MAX_SEQLEN
+        self.encoder_call: EncoderCall | None = None
         self.precompute = Precompute(next(iter(plan.modules.values()))) if plan.role != "block" else None
         self.careful = self.careful or bool(self.precompute)
         self.version = 0
@@ -153,7 +156,7 @@ class Region:
         """
         if not self.ranged:
             return self.call, {}
-        tensors = dynamo.leaf_tensors(self.plan.arguments, args, kwargs)
+        tensors = leaf_tensors(self.plan.arguments, args, kwargs)
         for (name, dim), sizes in self._sizes.items():
             tensor = tensors.get(name)
             if tensor is not None and -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] in sizes:
@@ -180,7 +183,7 @@ class Region:
         if unread:
             self.dropped += unread
             raise _NotDense
-        tensors = dynamo.leaf_tensors(self.plan.arguments, args, kwargs)
+        tensors = leaf_tensors(self.plan.arguments, args, kwargs)
         if not getattr(self._local, "dense", False) and not all(map(is_dense, tensors.values())):
             raise _NotDense
         kind = self._kind(module, args, kwargs)
@@ -190,6 +193,7 @@ class Region:
         before = self.graphs
         try:
             with progress_bar(f"compiling {self.plan.class_name}"):
+                self._local.stay_one = self._stay_one(module, tensors)
                 self._local.integers = tuple(dynamo.leaf_integers(args, kwargs, self.constants))
                 result = self._convert(tensors, convert)
         except Exception as error:
@@ -260,6 +264,17 @@ class Region:
         self.remedies.update(dict.fromkeys(best.words(plain)))
         return self._attempt(best, tensors, convert, tolerant=True)
 
+    def _stay_one(self, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Return the inputs whose dim 0 is 1 at any batch; with more than one image nobody need ask."""
+        ones = [tensor.dim() > 0 and tensor.shape[0] == 1 for tensor in tensors.values()]
+        if self.encoder_call is None or not ones or not ones[0] or not any(ones[1:]):
+            return frozenset()
+        path = next(path for path, each in self.plan.modules.items() if each is module)
+        names = self.encoder_call.stay_one(path, self.plan.arguments) & tensors.keys()
+        if names:
+            self.remedies[f"dim 0 stays 1 at any batch: {', '.join(sorted(names))}"] = None
+        return names
+
     def _remedies(
         self,
         plain: Remedies,
@@ -298,6 +313,7 @@ class Region:
         with dynamo.marked(
             tensors,
             **vars(remedies),
+            stay_one=self._local.stay_one,
             integers=self._local.integers,
             declared=self.plan.dynamic_arg_dims,
             unbacked=self.plan.unbacked_dims,
