@@ -104,10 +104,9 @@ class Precompute:
 
 
 class BatchProbe:
-    """Tells inputs of inner modules that grow with the batch from those that stay 1 and broadcast.
+    """Tells what grows with the batch in an inner module from what stays: at batch 1 both look alike.
 
-    At batch 1 they look alike, and a graph made then would tie them together. So the encoder's forward runs once more
-    with two of everything, on the copy without data.
+    So the encoder's forward runs once more with two of everything, on the copy without data.
     """
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -116,17 +115,19 @@ class BatchProbe:
 
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], path: str, arguments: tuple[str, ...]
-    ) -> frozenset[str]:
-        """Return names of the inputs of the module at `path` that stay 1; none where the copy cannot tell.
+    ) -> dict[str, torch.Tensor]:
+        """Return the inputs of the module at `path`, as shapes; nothing where the copy cannot tell.
 
         Args:
-            args, kwargs: of a call of the encoder with batch 1.
+            args, kwargs: of a call of the encoder; every tensor with as many rows as the first is doubled.
             path: of a module inside the encoder.
             arguments: names of its positional arguments.
         """
         encoder = self._encoder()
-        if encoder is None:
-            return frozenset()
+        given = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
+        if encoder is None or not given or not given[0].dim():
+            return {}
+        batch = given[0].shape[0]
         if self._shadow is None:
             self._shadow = _shadow(encoder, set(), _no_helper)
         seen: list[dict[str, torch.Tensor]] = []
@@ -136,7 +137,7 @@ class BatchProbe:
             raise _Enough
 
         handle = self._shadow.get_submodule(path).register_forward_pre_hook(look, with_kwargs=True)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _two, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: _twice(tensor, batch), (args, kwargs))
         try:
             with torch.no_grad(), _Mixed():
                 type(self._shadow).forward(self._shadow, *args, **kwargs)
@@ -144,14 +145,11 @@ class BatchProbe:
             pass
         finally:
             handle.remove()
-        sizes = {name: tensor.shape[0] for found in seen for name, tensor in found.items() if tensor.dim()}
-        if not sizes or next(iter(sizes.values())) != 2:
-            return frozenset()
-        return frozenset(name for name, size in sizes.items() if size == 1)
+        return seen[0] if seen else {}
 
 
-def _two(tensor: torch.Tensor) -> torch.Tensor:
-    twice = torch.cat([tensor, tensor]) if tensor.dim() and tensor.shape[0] == 1 else tensor
+def _twice(tensor: torch.Tensor, batch: int) -> torch.Tensor:
+    twice = torch.cat([tensor, tensor]) if tensor.dim() and tensor.shape[0] == batch else tensor
     return twice.to("meta") if twice.is_floating_point() else twice.cpu()
 
 
@@ -178,10 +176,28 @@ class _Mixed(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = (args, kwargs or {})
+        if (
+            function in _FACTORIES
+            and _is_meta(given[1].get("device"))
+            and (function is torch.arange or _is_flat(args))
+        ):
+            return function(*args, **{**given[1], "device": "cpu"})  # positions, a mask: code may read them
         tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
         if any(tensor.is_meta for tensor in tensors) and not all(tensor.is_meta for tensor in tensors):
             given = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
         return function(*given[0], **given[1])
+
+
+_FACTORIES = (torch.arange, torch.ones, torch.zeros, torch.full)
+
+
+def _is_meta(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "meta"
+
+
+def _is_flat(args: tuple[Any, ...]) -> bool:
+    shape = args[0] if args and isinstance(args[0], (tuple, list)) else args
+    return len(shape) <= 2
 
 
 class _Asked(dict[str, Any]):

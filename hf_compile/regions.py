@@ -110,7 +110,7 @@ def _parts(
 ) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules with parameters beside the blocks.
 
-    Single layers of torch gain nothing from a graph, and code that goes by the values of its inputs fits into none.
+    Single layers of torch gain nothing from a graph, and some code fits into no graph that serves all sizes.
     """
     for name, child in module.named_children():
         here = f"{path}.{name}".lstrip(".")
@@ -121,7 +121,7 @@ def _parts(
         if holds_a_block or is_container or not _may_compile(child, config):
             yield from _parts(child, here, chosen, config)
         elif _is_composite(child) and _multiplies(child):
-            if any(map(_goes_by_values, {type(inner) for inner in child.modules()})):
+            if any(map(_fits_no_graph, {type(inner) for inner in child.modules()})):
                 yield from _parts(child, here, chosen, config)
             else:
                 yield here, child
@@ -193,11 +193,7 @@ def _identity(module: nn.Module) -> tuple[object, ...]:
 @functools.cache
 def _cache_slots(cls: type) -> frozenset[str]:
     """Return attributes that a class only hands on or takes as an index: a layer's number, for a cache."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):  # a class without a file
-        return frozenset()
-    nodes = list(ast.walk(tree))
+    nodes = list(ast.walk(_tree(cls)))
     handed_on = [argument for node in nodes if isinstance(node, ast.Call) for argument in node.args]
     handed_on += [node.slice for node in nodes if isinstance(node, ast.Subscript)]
     handed = collections.Counter(map(_own_attribute, handed_on))
@@ -239,9 +235,37 @@ def _loops(module: nn.Module) -> bool:
     )
 
 
-def _goes_by_values(cls: type) -> bool:
-    """Say whether the code of a class reads values out of tensors, or loops over an argument: image by image."""
-    return any({"tolist", "item"} & set(code.co_names) or _loops_over_argument(code) for code in _codes(cls))
+def _fits_no_graph(cls: type) -> bool:
+    """Say whether the code of a class reads values, goes image by image, or takes another way for one image size."""
+    by_values = any({"tolist", "item"} & set(code.co_names) or _loops_over_argument(code) for code in _codes(cls))
+    return by_values or _has_shortcut(cls)
+
+
+@functools.cache
+def _has_shortcut(cls: type) -> bool:
+    """Say whether a method that resizes (positions) compares sizes first, and does not let `is_tracing` decide."""
+    for node in ast.walk(_tree(cls)):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        inside = list(ast.walk(node))
+        called = {getattr(each, "attr", getattr(each, "id", "")) for each in inside}
+        tests = [each.test for each in inside if isinstance(each, ast.If)]
+        compared = [each for test in tests for each in ast.walk(test) if isinstance(each, ast.Compare)]
+        if "interpolate" in called and "is_tracing" not in called and any(map(_compares_sizes, compared)):
+            return True
+    return False
+
+
+def _compares_sizes(node: ast.Compare) -> bool:
+    equality = isinstance(node.ops[0], (ast.Eq, ast.NotEq))
+    return equality and not any(isinstance(side, ast.Constant) for side in (node.left, *node.comparators))
+
+
+def _tree(cls: type) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):  # a class without a file
+        return ast.Module([], [])
 
 
 def _loops_over_argument(code: types.CodeType) -> bool:

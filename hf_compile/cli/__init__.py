@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from .cards import card
 from .census import census
 from .inspection import inspect
 from .running import run
@@ -40,5 +41,6 @@ def _options(
 
 app.command()(inspect)
 app.command()(census)
+app.command()(card)
 # What follows SCRIPT belongs to the script, also what looks like an option of ours.
 app.command(context_settings={"allow_interspersed_args": False})(run)

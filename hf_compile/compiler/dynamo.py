@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+import sympy  # type: ignore[import-untyped]
 import torch
 import torch._dynamo
 import torch._dynamo.config as dynamo_config
@@ -99,7 +100,7 @@ class _RegionBackend:
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         region = self.region()
         if region is not None:
-            region.judge(restrictions(graph_module))
+            region.judge(graph_module)
         keywords: dict[str, Any] = {}
         if self.options:
             keywords = {"config_patches": self.options} if self.backend == "inductor" else {"options": self.options}
@@ -107,7 +108,7 @@ class _RegionBackend:
         inputs = _graph_inputs(graph_module)
         compiled = backend(graph_module, example_inputs, **keywords)
         if region is not None:
-            region.judge(restrictions(graph_module))  # a backend adds guards of its own
+            region.judge(graph_module)  # a backend adds guards of its own
             region.saw_graph(inputs)
         return compiled
 
@@ -197,6 +198,7 @@ def marked(
     declared: Mapping[str, Mapping[int, str | None]],
     unbacked: Mapping[str, Mapping[int, str | None]],
     static: Mapping[str, int],
+    batch: Collection[tuple[str, int]],
     stay_one: Collection[str],
     integers: Iterable[str],
     fixed_ones: Literal["none", "others", "all"],
@@ -209,6 +211,7 @@ def marked(
         tensors: name -> input; members of a container as `name[0]`.
         declared, unbacked: argument -> dim -> shape id.
         static: argument -> a dim that is to be fixed at its size.
+        batch: (input, dim) of what grows with the batch: marked also where it is 1, and without a hint if asked for.
         stay_one: inputs whose dim 0 is 1 whatever the batch is.
         integers: torch's names of Python integers among the arguments, which may vary too.
         fixed_ones: whose dim 0 of size 1 stays fixed: of no tensor, of those after the first (there to broadcast), of
@@ -236,15 +239,16 @@ def marked(
                 if is_fixed_one and dim == 0 and size == 1:
                     torch._dynamo.mark_static(tensor, 0)  # or torch makes it dynamic by itself the second time
                     continue
-                if (size == 1 and dim > 0) or static.get(argument) == dim:  # the former is there to broadcast
+                broadcasts = size == 1 and dim > 0 and (name, dim) not in batch
+                if broadcasts or static.get(argument) == dim:
                     if duck_shapes:
                         torch._dynamo.mark_static(tensor, dim)
                     continue
-                if duck_shapes and dim > 0:  # a mark would give each dim a symbol of its own
+                if duck_shapes and (name, dim) not in batch:  # a mark would give each dim a symbol of its own
                     continue
-                if shapes == DynamicShapesType.UNBACKED and dim == 0:
+                if shapes == DynamicShapesType.UNBACKED and (name, dim) in batch:
                     shape_id = f"hf_compile_{size}" if duck_shapes else None
-                    torch._dynamo.decorators.mark_unbacked(tensor, dim, shape_id=shape_id)
+                    torch._dynamo.decorators.mark_unbacked(tensor, dim, shape_id=shape_id, min=1)
                 else:
                     torch._dynamo.maybe_mark_dynamic(tensor, dim)
         with (
@@ -353,10 +357,19 @@ def _graph_inputs(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int | N
 _SCALES = (2, 3, 17)
 
 
-def restrictions(graph_module: torch.fx.GraphModule) -> frozenset[tuple[str, int]]:
-    """Return (Dynamo's name of an input, dim) of what the graph serves at few sizes only, though it was marked.
+def restrictions(
+    graph_module: torch.fx.GraphModule,
+    name_of_input: Callable[[str], str | None],
+    batch: Collection[tuple[str, int]],
+) -> frozenset[tuple[str, int]]:
+    """Return (input, dim) of what the graph serves at few sizes only, though it was marked.
 
-    Such a dim became a number, or a guard would not hold at 2, 3 or 17 times its size.
+    Such a dim became a number, or a guard excludes a size of it, or would not hold at 2, 3 or 17 times its size.
+
+    Args:
+        graph_module: as Dynamo hands it to a backend, or after the backend is done, with the guards added there.
+        name_of_input: from Dynamo's name to the name wanted, None for what is no input.
+        batch: (input, dim) of what grows with the batch.
     """
     found: set[tuple[str, int]] = set()
     symbols: dict[tuple[str, int], Any] = {}
@@ -365,8 +378,10 @@ def restrictions(graph_module: torch.fx.GraphModule) -> frozenset[tuple[str, int
         argument, value = node.meta.get("grapharg"), node.meta.get("example_value")
         if argument is None or not isinstance(value, torch.Tensor):
             continue
-        name = argument.source.name
-        name = name() if callable(name) else name
+        source = argument.source.name
+        name = name_of_input(source() if callable(source) else source)
+        if name is None:
+            continue
         for dim, size in enumerate(value.shape):
             if not isinstance(size, torch.SymInt):
                 continue
@@ -379,13 +394,14 @@ def restrictions(graph_module: torch.fx.GraphModule) -> frozenset[tuple[str, int
     if shape_env is None:
         return frozenset()
     hints = shape_env.backed_var_to_val
-    batches = {symbol for (_, dim), symbol in symbols.items() if dim == 0 and symbol in hints}
+    batches = {symbol for place, symbol in symbols.items() if place in batch and symbol in hints}
     guards = [guard.expr for guard in shape_env.guards]
     for place, symbol in symbols.items():
         if symbol not in hints:
             continue
         alone = [guard for guard in guards if guard.free_symbols == {symbol}]
-        if not all(_holds(guard, {symbol: hints[symbol] * scale}) for guard in alone for scale in _SCALES):
+        scaled = all(_holds(guard, {symbol: hints[symbol] * scale}) for guard in alone for scale in _SCALES)
+        if not scaled or any(isinstance(guard, sympy.Ne) for guard in alone):
             found.add(place)
     bounds = [
         guard for guard in guards if guard.is_Relational and not guard.is_Equality and guard.free_symbols & batches

@@ -56,9 +56,9 @@ class EncoderCall(threading.local):
 
         return call
 
-    def stay_one(self, path: str, arguments: tuple[str, ...]) -> frozenset[str]:
-        """Return names of the inputs of a module whose dim 0 is 1 whatever the batch is, as far as can be told."""
-        return self.probe.run(*self.given, path, arguments) if self.given is not None else frozenset()
+    def with_twice_the_batch(self, path: str, arguments: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        """Return the inputs, as shapes, that a module would get in this call with twice the batch, if that shows."""
+        return self.probe.run(*self.given, path, arguments) if self.given is not None else {}
 
 
 def keep_masks() -> Callable[[], None]:

@@ -193,7 +193,7 @@ class Region:
         before = self.graphs
         try:
             with progress_bar(f"compiling {self.plan.class_name}"):
-                self._local.stay_one = self._stay_one(module, tensors)
+                self._look_at_batch(module, tensors)
                 self._local.integers = tuple(dynamo.leaf_integers(args, kwargs, self.constants))
                 result = self._convert(tensors, convert)
         except Exception as error:
@@ -248,7 +248,7 @@ class Region:
         tried: dict[Remedies, frozenset[tuple[str, int]] | Exception] = {}
         for remedies in self._remedies(plain, tensors, tried):
             try:
-                result = self._attempt(remedies, tensors, convert, tolerant=False)
+                result = self._attempt(remedies, tensors, convert, tolerated=self._tolerated(tried.get(plain)))
                 self.remedies.update(dict.fromkeys(remedies.words(plain)))
                 return result
             except ConfigurationError:
@@ -262,18 +262,39 @@ class Region:
             raise next(error for error in tried.values() if isinstance(error, Exception))
         best = min(served, key=lambda remedies: len(served[remedies]))
         self.remedies.update(dict.fromkeys(best.words(plain)))
-        return self._attempt(best, tensors, convert, tolerant=True)
+        return self._attempt(best, tensors, convert, tolerated=None)
 
-    def _stay_one(self, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
-        """Return the inputs whose dim 0 is 1 at any batch; with more than one image nobody need ask."""
-        ones = [tensor.dim() > 0 and tensor.shape[0] == 1 for tensor in tensors.values()]
-        if self.encoder_call is None or not ones or not ones[0] or not any(ones[1:]):
-            return frozenset()
+    def _look_at_batch(self, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Find which dims are the batch: those that double with it, where that can be told, else dim 0 of all."""
+        self._local.first = next(iter(tensors), "")
+        self._local.batch = {(name, 0) for name, tensor in tensors.items() if tensor.dim()}
+        self._local.stay_one = frozenset()
+        if self.encoder_call is None or self.plan.ragged:
+            return
         path = next(path for path, each in self.plan.modules.items() if each is module)
-        names = self.encoder_call.stay_one(path, self.plan.arguments) & tensors.keys()
-        if names:
-            self.remedies[f"dim 0 stays 1 at any batch: {', '.join(sorted(names))}"] = None
-        return names
+        doubled = self.encoder_call.with_twice_the_batch(path, self.plan.arguments)
+        if doubled.keys() != tensors.keys() or any(doubled[name].dim() != tensors[name].dim() for name in tensors):
+            return
+        grown = {
+            (name, dim)
+            for name, tensor in tensors.items()
+            for dim, size in enumerate(tensor.shape)
+            if size and doubled[name].shape[dim] == 2 * size
+        }
+        if not any(name == self._local.first for name, _ in grown):
+            return
+        self._local.batch = grown
+        self._local.stay_one = frozenset(
+            name for name, tensor in tensors.items() if tensor.dim() and tensor.shape[0] == doubled[name].shape[0] == 1
+        )
+        if self._local.stay_one:
+            self.remedies[f"dim 0 stays 1 at any batch: {', '.join(sorted(self._local.stay_one))}"] = None
+
+    def _tolerated(self, plain: frozenset[tuple[str, int]] | Exception | None) -> frozenset[tuple[str, int]]:
+        """Return what a remedy need not cure: the plain trace was tied to it too, and it is not the first input."""
+        if plain is None or isinstance(plain, Exception) or self.plan.asks_is_tracing:
+            return frozenset()
+        return frozenset((name, dim) for name, dim in plain if name != self._local.first)
 
     def _remedies(
         self,
@@ -295,7 +316,7 @@ class Region:
             yield dataclasses.replace(plain, fixed_ones="all")
         if asks:
             yield dataclasses.replace(plain, is_tracing=True)
-        if may_unback and not isinstance(outcome, Exception) and any(dim == 0 for _, dim in outcome):
+        if may_unback and not isinstance(outcome, Exception) and outcome & self._local.batch:
             if unbacked not in tried:
                 yield unbacked
             yield dataclasses.replace(unbacked, duck_shapes=True)
@@ -307,12 +328,13 @@ class Region:
         remedies: Remedies,
         tensors: Mapping[str, torch.Tensor],
         convert: Callable[[], Any],
-        tolerant: bool,
+        tolerated: frozenset[tuple[str, int]] | None,
     ) -> Any:
-        self._local.tolerant = tolerant
+        self._local.tolerated = tolerated
         with dynamo.marked(
             tensors,
             **vars(remedies),
+            batch=self._local.batch,
             stay_one=self._local.stay_one,
             integers=self._local.integers,
             declared=self.plan.dynamic_arg_dims,
@@ -321,12 +343,23 @@ class Region:
         ):
             return convert()
 
-    def judge(self, restricted: frozenset[tuple[str, int]]) -> None:
+    def judge(self, graph_module: torch.fx.GraphModule) -> None:
         """Refuse a graph that serves few sizes, while there are other ways to try."""
-        if not self.plan.asks_is_tracing:  # then a size beyond dim 0 is fixed by a weight, which no remedy changes
-            restricted = frozenset((name, dim) for name, dim in restricted if dim == 0)
-        if restricted and not getattr(self._local, "tolerant", True):
+        restricted = dynamo.restrictions(graph_module, self._name_of_input, self._local.batch)
+        if not self.plan.asks_is_tracing:  # then another size is fixed by a weight, which no remedy changes
+            restricted &= self._local.batch
+        tolerated = getattr(self._local, "tolerated", None)
+        if tolerated is not None and not restricted <= tolerated:
             raise dynamo.Rejected(restricted)
+
+    def _name_of_input(self, source: str) -> str | None:
+        """Return our name of an input from Dynamo's: `L['args'][0][1]` is `hidden_states[1]`."""
+        match = _SOURCE.match(source)
+        if match is None:
+            return None
+        key = match["key"].strip("'\"")
+        argument = self.plan.arguments[int(key)] if match["kind"] == "args" else key
+        return argument + match["rest"].replace("'", "")
 
     def saw_graph(self, inputs: Mapping[str, tuple[int | None, ...]]) -> None:
         """Take note of a graph that reached the backend, and of the dims that are symbols in it."""
@@ -334,11 +367,10 @@ class Region:
         self._count(num_graphs_seen=1)
         annotated = {verdict.name: verdict for verdict in self.plan.inputs}
         for source, sizes in inputs.items():
-            match = _SOURCE.match(source)
-            if match is None:
+            name = self._name_of_input(source)
+            if name is None:
                 continue
-            key = match["key"].strip("'\"")
-            argument = self.plan.arguments[int(key)] if match["kind"] == "args" else key
+            argument = name.partition("[")[0]
             dims = tuple(dim for dim, size in enumerate(sizes) if size is None)
             shape = "x".join("?" if size is None else str(size) for size in sizes)
             declared = annotated.get(argument)
@@ -348,7 +380,6 @@ class Region:
             verdict: Any = "dynamic" if dims else "static"
             outcome = "may have any size" if dims else "every dim is fixed by the model"
             reason = f"{origin}; {outcome}, shape {shape or 'scalar'}"
-            name = argument + match["rest"].replace("'", "")
             previous = self.inputs.get(name)
             if previous is None or len(previous.dims) < len(dims):
                 self.inputs[name] = InputVerdict(name, verdict, dims, reason)

@@ -230,8 +230,10 @@ IMAGES: dict[str, Case] = {
             "num_hidden_layers": 3,
         },
     ),
-    "radio": Case("radio.RadioModel", any_size(4), {"patch_size": 4, "max_img_size": 32, "num_hidden_layers": 6}),
     "radio(nemotron_h_omni)": Case(
+        "radio.RadioModel", any_size(4), {"patch_size": 4, "max_img_size": 32, "num_hidden_layers": 6}
+    ),
+    "radio(nemotron_h_omni)[packed]": Case(
         "nemotron_h_omni.NemotronH_Omni_Reasoning_V3",
         images_and_videos,
         {
