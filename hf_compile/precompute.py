@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -50,9 +51,7 @@ class Precompute:
         self._helpers = find_helpers(encoder)
         self._count: int | None = None
         self._shadow = _shadow(encoder, self._helpers, self._call) if self._helpers else None
-        self._results: dict[str, Any] = {}
-        self._given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._called = 0
+        self._run = _Run()
 
     def __bool__(self) -> bool:
         return bool(self._helpers)
@@ -64,26 +63,26 @@ class Precompute:
         """
         if self._shadow is None:
             return {}
-        self._results, self._called, self._given = {}, 0, {}
+        self._run.start()
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._without_numbers, (args, kwargs))
         try:
             with torch.no_grad(), _Mixed():
                 type(self._shadow).forward(self._shadow, *args, **kwargs)
         except (_Enough, *_NO_DATA):
             pass
-        self._count = self._called
-        results, self._results, self._given = self._results, {}, {}
+        self._count, results = self._run.called, self._run.results
+        self._run.start()
         return results
 
     def _without_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
             return tensor.cpu()
         shape = torch.empty_like(tensor, device="meta")
-        self._given[id(shape)] = shape, tensor  # held, so that the id stays its own
+        self._run.given[id(shape)] = shape, tensor  # held, so that the id stays its own
         return shape
 
     def _with_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._given[id(tensor)][1] if id(tensor) in self._given else tensor
+        return self._run.given[id(tensor)][1] if id(tensor) in self._run.given else tensor
 
     def _call(
         self, helper: Callable[..., Any], *args: Any, kwargs: dict[str, Any] | None = None, **options: Any
@@ -94,13 +93,25 @@ class Precompute:
         values = result if isinstance(result, tuple) and len(asked.missing) == len(result) else (result,)
         without = any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(values))
         if len(asked.missing) == len(values) and not without:
-            self._results.update(zip(asked.missing, values, strict=True))
+            self._run.results.update(zip(asked.missing, values, strict=True))
         for key in (kwargs or {}).keys() - asked.keys():
             del (kwargs or {})[key]
-        self._called += 1
-        if self._called == self._count:
+        self._run.called += 1
+        if self._run.called == self._count:
             raise _Enough
         return result
+
+
+class _Run(threading.local):
+    """What one call of the copy left: results by key, how many helpers were called, and the real inputs by shape."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self.results: dict[str, Any] = {}
+        self.called = 0
+        self.given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 class BatchProbe:
@@ -182,6 +193,11 @@ class _Mixed(TorchFunctionMode):
             and (function is torch.arange or _is_flat(args))
         ):
             return function(*args, **{**given[1], "device": "cpu"})  # positions, a mask: code may read them
+        if function is torch.Tensor.to and not args[0].is_floating_point():
+            kept, options = [value for value in args if not _is_meta(value)], dict(given[1])
+            if _is_meta(options.get("device")):
+                del options["device"]
+            return function(*kept, **options) if len(kept) > 1 or options else args[0]
         tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
         if any(tensor.is_meta for tensor in tensors) and not all(tensor.is_meta for tensor in tensors):
             given = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
@@ -192,7 +208,7 @@ _FACTORIES = (torch.arange, torch.ones, torch.zeros, torch.full)
 
 
 def _is_meta(device: Any) -> bool:
-    return device is not None and torch.device(device).type == "meta"
+    return isinstance(device, (str, torch.device)) and torch.device(device).type == "meta"
 
 
 def _is_flat(args: tuple[Any, ...]) -> bool:

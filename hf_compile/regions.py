@@ -12,7 +12,7 @@ import itertools
 import textwrap
 import types
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -181,7 +181,8 @@ def _identity(module: nn.Module) -> tuple[object, ...]:
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
     flags = []
     for path, child in module.named_modules():
-        names = {name for code in _codes(type(child)) for name in code.co_names} - _cache_slots(type(child))  # type: ignore[arg-type]
+        cls: Any = type(child)
+        names = {name for code in _codes(cls, of_torch=True) for name in code.co_names} - _cache_slots(cls)
         flags += [
             (path, type(child), name, value)
             for name, value in sorted(vars(child).items())
@@ -217,10 +218,11 @@ def _is_flag(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _codes(cls: type) -> Iterator[types.CodeType]:
-    """Yield the code of a class's own methods, below decorators; not of torch's or Transformers' base classes."""
+def _codes(cls: type, *, of_torch: bool = False) -> Iterator[types.CodeType]:
+    """Yield the code of a class's own methods, below decorators; of torch's layers only if asked."""
+    bases = "torch.nn.modules.module" if of_torch else "torch.nn."
     for parent in cls.__mro__:
-        if parent.__module__.startswith(("torch.nn.", "transformers.modeling_")):
+        if parent.__module__.startswith((bases, "transformers.modeling_")):
             break
         for name, member in vars(parent).items():
             function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member

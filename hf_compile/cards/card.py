@@ -7,7 +7,18 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from .records import Census, Encoder, Record, Run
-from .words import code, difference_of, escape, join, kind_of_encoder, outcome_of, reasons_of, table, without_indices
+from .words import (
+    code,
+    difference_of,
+    escape,
+    join,
+    kind_of_encoder,
+    number,
+    outcome_of,
+    reasons_of,
+    table,
+    without_indices,
+)
 
 __all__ = ["MARK", "card_of"]
 
@@ -110,6 +121,7 @@ def _summary(census: Census, encoder: Encoder) -> str:
         )
     else:
         sentences.append(f"{name} is **compiled**. {_graphs(record, compiled)}")
+        sentences += ["Limits says which calls needed them."] * (outcome == "more_graphs")
     if compiled:
         sentences += [_after_first(census.main, record), *_sizes(compiled), *_numbers(census, encoder, record)]
     if record["outside"]:
@@ -119,13 +131,14 @@ def _summary(census: Census, encoder: Encoder) -> str:
         sentences.append(f"{_capital(listed)} {'stays' if one else 'stay'} eager beside the graphs.")
     if record["coverage"] < 0.9:
         sentences.append(f"Inside the regions lie {_share(record)} % of the tiny model's parameters.")
+    sentences += _variants(census, encoder)
     return " ".join(sentences)
 
 
 def _wrong(record: Record) -> str:
     if not record["undone"]:
         return "undoing left something changed"
-    return f"its output differs from eager by {difference_of(record)} of the largest value"
+    return f"its output differs from eager by {number(record['relative_difference'])} of the largest value"
 
 
 def _graphs(record: Record, compiled: Sequence[Record]) -> str:
@@ -160,14 +173,26 @@ def _sizes(compiled: Sequence[Record]) -> Iterator[str]:
 def _numbers(census: Census, encoder: Encoder, record: Record) -> Iterator[str]:
     how = "Run as traced, the numbers" if census.main.backend == "eager" else "The numbers"
     if record["difference"]:
-        yield f"{how} are those of eager to {difference_of(record)} of the largest value."
+        yield f"{how} are those of eager to {number(record['relative_difference'])} of the largest value."
     else:
         yield f"{how} are those of eager, bit for bit."
     for run in census.others:
         sample = run.records.get(encoder.cases[0])
         if sample and "relative_difference" in sample and run.backend != census.main.backend:
             named = _BACKENDS.get(run.backend, (run.backend,))[0]
-            yield f"Compiled by {named}, they differ by at most {difference_of(sample)} of the largest value."
+            most = number(sample["relative_difference"])
+            yield f"Compiled by {named}, they differ by at most {most} of the largest value."
+
+
+def _variants(census: Census, encoder: Encoder) -> Iterator[str]:
+    """Yield which variants of the encoder fare otherwise than the first case."""
+    first, *variants = ((case, outcome_of(census.main.records[case])) for case in encoder.cases)
+    unlike: dict[str, list[str]] = {}
+    for case, outcome in variants:
+        if outcome != first[1]:
+            unlike.setdefault(outcome, []).append(code(case))
+    for outcome, cases in unlike.items():
+        yield f"Otherwise with {join(cases)}: {outcome}."
 
 
 def _usage(model_type: str, model_class: str) -> str:
@@ -202,7 +227,7 @@ def _encoder(census: Census, encoder: Encoder) -> Iterator[str]:
         for place in encoder.places
     ]
     if record is not None and record.get("class_name", encoder.class_name) != encoder.class_name:
-        lines.append(f"- Measured was the {code(record['class_name'])} in it.")
+        lines.append(f"- What was measured is the {code(record['class_name'])} in it.")
     if record is not None and record.get("regions"):
         lines += _how(record)
     yield "\n".join(lines)
@@ -388,5 +413,5 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"one {noun}" if number == 1 else f"{number} {noun}s"
+def _count(count: int, noun: str) -> str:
+    return f"one {noun}" if count == 1 else f"{count} {noun}s"

@@ -403,14 +403,18 @@ def restrictions(
         scaled = all(_holds(guard, {symbol: hints[symbol] * scale}) for guard in alone for scale in _SCALES)
         if not scaled or any(isinstance(guard, sympy.Ne) for guard in alone):
             found.add(place)
-    bounds = [
-        guard for guard in guards if guard.is_Relational and not guard.is_Equality and guard.free_symbols & batches
-    ]
+    bounds = [guard for guard in guards if guard.free_symbols & batches and _is_bound(guard)]
     for scale in _SCALES:  # a batch that reaches an operator as a product with other sizes
         sizes = {symbol: hint * (scale if symbol in batches else 1) for symbol, hint in hints.items()}
         if not all(_holds(guard, sizes) for guard in bounds):
             found |= {place for place, symbol in symbols.items() if symbol in batches}
     return frozenset(found)
+
+
+def _is_bound(guard: Any) -> bool:
+    """Say whether a guard compares a size with a number, or orders sizes; two sizes that are equal are no bound."""
+    is_equality = isinstance(guard, sympy.Eq)
+    return bool(guard.is_Relational) and (not is_equality or any(side.is_number for side in guard.args))
 
 
 def _holds(guard: Any, sizes: Mapping[Any, int]) -> bool:

@@ -144,7 +144,7 @@ _SAM_OF_TILES = {
 }
 # Two stages with shifted windows that do not always divide the grid, and a merge between them.
 _SWIN = {"depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "image_size": 64, "patch_size": 4, "embed_dim": 32}
-# Four stages, each of a block with windows that do not always divide the grid and a block over channels.
+# Four stages, each of blocks with windows and blocks over channels.
 _FLORENCE = {
     "depths": [1, 1, 2, 1],
     "embed_dim": [16, 16, 32, 32],
@@ -199,7 +199,7 @@ IMAGES: dict[str, Case] = {
         note="as in real configs, intermediate_size = hidden_size / pixel_shuffle_ratio^2",
     ),
     "ovis2": Case("ovis2.Ovis2VisionModel", images(), {"hidden_stride": 2}),
-    "florence2": Case("florence2.Florence2VisionBackbone", images(64, 64, name="hidden_states"), _FLORENCE),
+    "florence2": Case("florence2.Florence2VisionBackbone", images(192, 192, name="hidden_states"), _FLORENCE),
     "florence2[sizes]": Case(
         "florence2.Florence2VisionBackbone",
         any_size(low=32, name="hidden_states"),
@@ -405,8 +405,8 @@ IMAGES: dict[str, Case] = {
     "swinv2[sizes]": Case("swinv2.Swinv2Model", any_size(4, native=64, low=32, high=96), _SWIN),
     "convnext": Case(
         "convnext.ConvNextModel",
-        any_size(low=32),
-        {"num_stages": 3, "hidden_sizes": [16, 32, 64], "depths": [1, 2, 1]},
+        any_size(native=64, low=48, high=96),
+        {"patch_size": 4, "num_stages": 3, "hidden_sizes": [16, 32, 64], "depths": [1, 2, 1]},
     ),
     "resnet": Case(
         "resnet.ResNetModel",
