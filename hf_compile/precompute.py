@@ -121,7 +121,7 @@ class BatchProbe:
     """
 
     def __init__(self, encoder: nn.Module) -> None:
-        self._encoder = weakref.ref(encoder)
+        self._encoder: Callable[[], nn.Module | None] = weakref.ref(encoder)
         self._shadow: nn.Module | None = None
 
     def run(
@@ -140,7 +140,11 @@ class BatchProbe:
             return {}
         batch = given[0].shape[0]
         if self._shadow is None:
-            self._shadow = _shadow(encoder, set(), _no_helper)
+            try:
+                self._shadow = _shadow(encoder, set(), _no_helper)
+            except (*_NO_DATA, MemoryError):  # weights or attributes that cannot be copied, as some quantisers have
+                self._encoder = lambda: None
+                return {}
         seen: list[dict[str, torch.Tensor]] = []
 
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -251,10 +255,16 @@ def _own(cls: type) -> str:
     return cls.__module__.rpartition(".")[0] or cls.__module__
 
 
+_NOT_COPIED = {"_compiled_call_impl", "forward", "_old_forward", "_hf_hook"}
+"""What compilers and accelerate put on a module: the copy runs its class's own forward."""
+
+
 def _shadow(encoder: nn.Module, helpers: set[str], call: Callable[..., Any]) -> nn.Module:
     """Return a copy of an encoder without data, hooks and compiled slots, whose helpers are called through `call`."""
     tensors = (*encoder.parameters(), *encoder.buffers())
     memo: dict[int, Any] = {id(tensor): _empty(tensor) for tensor in tensors}
+    for module in encoder.modules():
+        memo |= {id(vars(module)[name]): None for name in _NOT_COPIED & vars(module).keys()}
     shadow = copy.deepcopy(encoder, memo)
     for module in shadow.modules():
         config: Any = vars(module).get("config")
@@ -263,7 +273,8 @@ def _shadow(encoder: nn.Module, helpers: set[str], call: Callable[..., Any]) -> 
         for name, value in vars(module).items():
             if name.endswith("_hooks") and isinstance(value, dict):
                 value.clear()
-        vars(module).pop("_compiled_call_impl", None)
+        for name in _NOT_COPIED & vars(module).keys():
+            del vars(module)[name]
         cls = type(module)
         rebuilt = {
             function.__name__: _with_globals(function, helpers, call)
