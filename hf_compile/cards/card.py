@@ -50,6 +50,7 @@ _TAG_OF_CLASS = {
     "ForTDT": "automatic-speech-recognition",
 }
 _BACKENDS = {"inductor": ("Inductor",)}
+_FLOAT64 = "; to float64, how far the graphs and eager are from the same calls in that precision"
 _GENERATES = ("ForConditionalGeneration", "ForCausalLM", "ForVisionText2Text", "ForBlockDiffusion")
 
 
@@ -380,12 +381,14 @@ def _method(census: Census, encoders: Sequence[Encoder]) -> str:
     cases = [case for encoder in encoders for case in encoder.cases]
     if not cases:
         return ""
+    exact = any("compiled_error" in each.records.get(case, ()) for each in census.others for case in cases)
     files = ", ".join(f"[{each.file}](../benchmarks/{each.file})" for each in (run, *census.others))
     return (
         "## How this was measured\n\n"
         f"Each case is the encoder class alone: tiny, with random weights (seed {run.seed}), in float32 on the CPU, "
         f"called {run.sizes} times with inputs of different sizes, batch 1 first. Dynamo's own counter counts the "
-        "graphs. A difference is the largest over all outputs of all calls, relative to the largest value of eager. "
+        "graphs. A difference is the largest over all outputs of all calls, relative to the largest value of eager"
+        f"{_FLOAT64 * exact}. "
         "Undone exactly means that afterwards every output, attribute, hook and key was as before. The backend "
         f'"{run.backend}"{_backend(run.backend)} '
         f"Versions: {', '.join(f'{name} {version}' for name, version in run.versions.items())}. "

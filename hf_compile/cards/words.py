@@ -62,15 +62,13 @@ def reasons_of(text: str) -> list[str]:
 
 
 def difference_of(record: Record) -> str:
-    """Return the largest difference to eager, relative to the largest value; also to float64, where it was taken."""
+    """Return the largest difference to eager, relative to the largest value; and of both to float64, where taken."""
     if "relative_difference" not in record:
         return ""
-    others = [
-        f"{key.replace('_', ' ')}: {number(record[key])}"
-        for key in sorted(record)
-        if "float64" in key and isinstance(record[key], (int, float))
-    ]
-    return "; ".join([number(record["relative_difference"]), *others])
+    text = number(record["relative_difference"])
+    if "compiled_error" in record:
+        text += f"; to float64 {number(record['compiled_error'])}, eager {number(record['eager_error'])}"
+    return text
 
 
 def number(value: float) -> str:

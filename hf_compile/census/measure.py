@@ -133,10 +133,21 @@ def _compile(encoder: nn.Module, config: CompilationConfig, record: dict[str, An
 
 def _report(encoder: nn.Module) -> dict[str, Any]:
     (report,) = api.status(encoder).to_dict()["encoders"]
-    kept = ("path", "class_name", "modalities", "found_by", "granularity", "granularity_reason", "coverage", "outside")
+    kept = (
+        "path",
+        "class_name",
+        "modalities",
+        "found_by",
+        "granularity",
+        "granularity_reason",
+        "coverage",
+        "outside",
+        "patches",
+    )
+    kept += ("remedies",)
     described = {key: report[key] for key in kept}
     described["coverage"] = round(described["coverage"], 4)
-    wanted = ("class_name", "instances", "state", "reason", "graphs", "eager_calls", "inputs")
+    wanted = ("class_name", "instances", "state", "reason", "graphs", "eager_calls", "remedies", "inputs")
     described["regions"] = [{key: region[key] for key in wanted} for region in report["regions"]]
     return described
 
