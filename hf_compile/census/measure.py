@@ -133,18 +133,9 @@ def _compile(encoder: nn.Module, config: CompilationConfig, record: dict[str, An
 
 def _report(encoder: nn.Module) -> dict[str, Any]:
     (report,) = api.status(encoder).to_dict()["encoders"]
-    kept = (
-        "path",
-        "class_name",
-        "modalities",
-        "found_by",
-        "granularity",
-        "granularity_reason",
-        "coverage",
-        "outside",
-        "patches",
-    )
-    kept += ("remedies",)
+    kept: tuple[str, ...]
+    kept = ("path", "class_name", "modalities", "found_by", "granularity", "granularity_reason", "coverage", "outside")
+    kept += ("patches", "remedies")
     described = {key: report[key] for key in kept}
     described["coverage"] = round(described["coverage"], 4)
     wanted = ("class_name", "instances", "state", "reason", "graphs", "eager_calls", "remedies", "inputs")
@@ -153,13 +144,13 @@ def _report(encoder: nn.Module) -> dict[str, Any]:
 
 
 def _outcome(record: Mapping[str, Any]) -> str:
-    """Return one_graph, more_graphs, eager, or wrong; a region that no call reached counts for nothing."""
+    """Return one_graph, one_graph_late, more_graphs, eager or wrong; regions that no call reached do not count."""
     called = [region for region in record["regions"] if region["state"] != "pending"]
     close = record["relative_difference"] <= 1e-5
     as_near = record.get("compiled_error", 1.0) <= 1.5 * record.get("eager_error", 0.0)
     if not record["undone"] or not (close or as_near):
         return "wrong"
-    if any(region["state"] == "eager" or region["eager_calls"] for region in called):
+    if not called or any(region["state"] == "eager" or region["eager_calls"] for region in called):
         return "eager"
     if all(region["graphs"] == 1 for region in called) and not record["graphs_after_first_call"]:
         return "one_graph"
