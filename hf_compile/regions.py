@@ -45,7 +45,7 @@ def choose_regions(encoder: nn.Module, config: CompilationConfig) -> tuple[str, 
         config: its `granularity` decides; `"auto"` takes blocks where layers repeat.
     """
     whole = config.granularity == "encoder"
-    blocks = {} if whole else dict(_blocks(encoder, "", config))
+    blocks = {} if whole else dict(_blocks(encoder, "", config)) or dict(_blocks(encoder, "", config, loops=True))
     ignored = _ignored_class(encoder)
     if whole and ignored:
         return "encoder", f"asked for, but {ignored} in it is marked by ignore_torch_compile", []
@@ -90,19 +90,22 @@ def names_in_code(module: nn.Module) -> set[str]:
     }
 
 
-def _blocks(module: nn.Module, path: str, config: CompilationConfig) -> Iterator[tuple[str, nn.Module]]:
+def _blocks(
+    module: nn.Module, path: str, config: CompilationConfig, *, loops: bool = False
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the repeated layers; those that loop over an argument only if asked, which is when there are no others."""
     for name, child in module.named_children():
         here = f"{path}.{name}".lstrip(".")
         if _is_marked(child, config):
             yield here, child
         elif _is_stack(child) and not _looks_deeper(child, config):
             for index, layer in child.named_children():
-                if _may_compile(layer, config) and not _loops(layer):
+                if _may_compile(layer, config) and (loops or not _loops(layer)):
                     yield f"{here}.{index}", layer
                 else:
-                    yield from _blocks(layer, f"{here}.{index}", config)
+                    yield from _blocks(layer, f"{here}.{index}", config, loops=loops)
         else:
-            yield from _blocks(child, here, config)
+            yield from _blocks(child, here, config, loops=loops)
 
 
 def _parts(
