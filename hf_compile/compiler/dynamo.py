@@ -401,7 +401,8 @@ def restrictions(
             continue
         alone = [guard for guard in guards if guard.free_symbols == {symbol}]
         scaled = all(_holds(guard, {symbol: hints[symbol] * scale}) for guard in alone for scale in _SCALES)
-        if not scaled or any(isinstance(guard, sympy.Ne) for guard in alone):
+        excluded = [guard for guard in alone if isinstance(guard, sympy.Ne)]  # one size, maybe a plausible one
+        if not scaled or not all(_holds(guard, {symbol: size}) for guard in excluded for size in range(1, 129)):
             found.add(place)
     bounds = [guard for guard in guards if guard.free_symbols & batches and _is_bound(guard)]
     for scale in _SCALES:  # a batch that reaches an operator as a product with other sizes

@@ -40,6 +40,11 @@ MAX_SEQLEN = 1 << 20
 INSTALLED_AFTER_SECONDS = 0.2
 """Torch puts a graph into its cache after it lets go of its lock; until then other threads look again, not compile."""
 
+RUN_AS_TRACED = ("eager", "aot_eager")
+"""Backends that run the operations of a graph one by one, and so make nothing of a size."""
+SIZES_TO_PROVE = 3
+"""Compared with eager, a graph that was made without a size hint counts as right."""
+
 _NEVER = (0, 0, float("-inf"))
 _NO_GRAPH = (
     "torch traced nothing: Dynamo is switched off (TORCHDYNAMO_DISABLE, torch._dynamo.config.disable or a stance)"
@@ -136,6 +141,15 @@ class Region:
         self.encoder_call: EncoderCall | None = None
         self.precompute = Precompute(next(iter(plan.modules.values()))) if plan.role != "block" else None
         self.careful = self.careful or bool(self.precompute)
+        self._plain = Remedies(DynamicShapesType(self.config.dynamic_shapes))
+        # Inductor (torch 2.13) may settle a size without a hint for good, caches the code, and asks for no guard
+        is_safe = callable(self.backend) or self.backend in RUN_AS_TRACED
+        self._may_unback = is_safe and self._plain.shapes == DynamicShapesType.BACKED_SIZE_OBLIVIOUS
+        self._made_by: set[Remedies] = set()
+        self._spoilt: set[Remedies] = set()
+        self._proved: set[tuple[torch.Size, ...]] = set()
+        self.settled = False
+        """There is a graph, and it was proved at enough sizes if it was made in a way that a backend may get wrong."""
         self.version = 0
         self.call = self.call_for(None)
 
@@ -244,11 +258,14 @@ class Region:
 
     def _convert(self, tensors: Mapping[str, torch.Tensor], convert: Callable[[], Any]) -> Any:
         """Trace as planned; where that fails or gives a graph for few sizes only, try the remedies that may help."""
-        plain = Remedies(DynamicShapesType(self.config.dynamic_shapes))
+        plain = self._plain
         tried: dict[Remedies, frozenset[tuple[str, int]] | Exception] = {}
         for remedies in self._remedies(plain, tensors, tried):
+            if remedies in self._spoilt:
+                continue
             try:
                 result = self._attempt(remedies, tensors, convert, tolerated=self._tolerated(tried.get(plain)))
+                self._made_by.add(remedies)
                 self.remedies.update(dict.fromkeys(remedies.words(plain)))
                 return result
             except ConfigurationError:
@@ -261,6 +278,7 @@ class Region:
         if not served:
             raise next(error for error in tried.values() if isinstance(error, Exception))
         best = min(served, key=lambda remedies: len(served[remedies]))
+        self._made_by.add(best)
         self.remedies.update(dict.fromkeys(best.words(plain)))
         return self._attempt(best, tensors, convert, tolerated=None)
 
@@ -303,7 +321,7 @@ class Region:
         tried: Mapping[Remedies, frozenset[tuple[str, int]] | Exception],
     ) -> Iterator[Remedies]:
         """Yield ways of tracing, the plain one first; each looks at what became of those before it."""
-        asks, may_unback = self.plan.asks_is_tracing, plain.shapes == DynamicShapesType.BACKED_SIZE_OBLIVIOUS
+        asks, may_unback = self.plan.asks_is_tracing, self._may_unback
         unbacked = dataclasses.replace(plain, shapes=DynamicShapesType.UNBACKED)
         if self.plan.branches_on_batch and may_unback:
             yield unbacked
@@ -348,6 +366,8 @@ class Region:
         restricted = dynamo.restrictions(graph_module, self._name_of_input, self._local.batch)
         if not self.plan.asks_is_tracing:  # then another size is fixed by a weight, which no remedy changes
             restricted &= self._local.batch
+        if not self._may_unback:  # nor does one change what the batch is tied to
+            restricted -= self._local.batch
         tolerated = getattr(self._local, "tolerated", None)
         if tolerated is not None and not restricted <= tolerated:
             raise dynamo.Rejected(restricted)
@@ -452,12 +472,32 @@ class Region:
             if kind is not None:
                 self._failures[kind] = reason
                 logger.warning(f"{self.name} runs eager for this kind of call: {reason}")
+            elif self.graphs and self._start_over():
+                logger.warning(f"{self.name}: a graph failed at run time and will be made in another way: {reason}")
             elif self.graphs:  # a graph was built and fails where eager works
                 reason = f"a compiled graph failed at run time: {reason}"
                 self.give_up_region(reason)
                 logger.warning(f"{self.name} runs eager from now on: {reason}")
         self.note_eager(reason)
         return result
+
+    def _start_over(self) -> bool:
+        """Forget the graphs if one was made by a remedy, which then is not tried again; say whether that was so."""
+        made_by = self._made_by - {self._plain}
+        if not made_by:
+            return False
+        self._spoilt |= made_by
+        self._made_by = set()
+        self._proved.clear()
+        self.settled = False
+        with self.lock:
+            self._calls.clear()
+            self.call = self.call_for(None)
+        self.graphs = 0
+        self.made_for.clear()
+        self.remedies.clear()
+        self.version += 1
+        return True
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call through its graph; everything that stands around it was done."""
@@ -473,7 +513,7 @@ class Region:
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         dense_args = tuple(dense(value, copies) for value in args)
         given = {**{name: dense(value, copies) for name, value in given.items()}, **self.constants}
-        check = _Check(module, args, kwargs) if self.config.verify else None
+        check = _Check(module, args, kwargs) if self.config.verify or self._is_to_prove(args, kwargs) else None
         before = self.graphs
         if copies:
             self.remedies["inputs that are not contiguous are copied: strides would be guards"] = None
@@ -498,10 +538,25 @@ class Region:
         if not self.graphs:
             self.note_eager(_NO_GRAPH)
             return result
-        if check is not None and self.graphs > before:
-            return self._verified(module, check, result)
-        self.calls += 1
+        if check is not None and (self.graphs > before or self._has_no_hint()):
+            result = self._verified(module, check, result)
+        else:
+            self.calls += 1
+        self.settled = not self._has_no_hint() or len(self._proved) >= SIZES_TO_PROVE
         return result
+
+    def _has_no_hint(self) -> bool:
+        """Say whether a graph was made without a size hint: torch 2.13's Inductor has got numbers wrong in some."""
+        return any(remedies.shapes == DynamicShapesType.UNBACKED for remedies in self._made_by)
+
+    def _is_to_prove(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Say whether this call is to be compared with eager: the first sizes, when a graph has or may get no hint."""
+        if self.settled or (self.graphs and not self._has_no_hint()) or self.backend in RUN_AS_TRACED:
+            return False
+        sizes = tuple(tensor.shape for tensor in leaf_tensors(self.plan.arguments, args, kwargs).values())
+        is_new = sizes not in self._proved
+        self._proved.add(sizes)
+        return is_new
 
     def _precomputed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         assert self.precompute is not None
@@ -520,6 +575,11 @@ class Region:
             self.calls += 1
             return result
         reason = f"verify: the graph differs from eager by {difference:.1e}, more than {tolerance(want):.0e}"
+        if self._start_over():
+            check.hand_over()
+            logger.warning(f"{self.name}: {reason}; it will be made in another way")
+            self.note_eager(reason)
+            return want
         if self.config.strict:
             raise VerificationError(f"{self.name}: {reason}")
         check.hand_over()
@@ -657,14 +717,15 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
     watch = hooks.Watch(module)
 
     def compiled_call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal watch
+        nonlocal watch, call
         if is_compiling() or is_tracing():  # an outer torch.compile or export inlines the plain module
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if watch.version != region.version:  # a graph was made again, maybe since a module was replaced
             watch = hooks.Watch(module, watch)
-            watch.version = region.version
+            watch.version, call = region.version, region.call
         if (
             region.careful
+            or not region.settled
             or dispatch_modes()
             or own["training"]
             or own["_forward_hooks"]

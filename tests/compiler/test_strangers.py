@@ -197,23 +197,8 @@ def test_what_no_graph_can_hold_is_explained_by_file_and_line():
 
 
 class Loops(Block):
-    """Goes through the images of a call one by one, whatever their size is."""
+    """Goes through the images of a call one by one."""
 
-    def forward(self, images):
-        return [super(Loops, self).forward(image) for image in images]
-
-
-class LoopingEyes(Eyes):
-    block = Loops
-
-    def forward(self, pixel_values):
-        images = list(self.cut(pixel_values).flatten(2).transpose(1, 2).split(1))
-        for block in self.depths:
-            images = block(images)
-        return self.polish(torch.cat(images))
-
-
-class PlainLoop(Block):
     def forward(self, images):
         done = []
         for image in images:
@@ -222,18 +207,52 @@ class PlainLoop(Block):
         return done
 
 
-class PlainLoopingEyes(LoopingEyes):
-    block = PlainLoop
+class LoopingEyes(Eyes):
+    block = Loops
+
+    def forward(self, pixel_values):
+        images = [self.cut(image[None]).flatten(2).transpose(1, 2).contiguous() for image in pixel_values]
+        for block in self.depths:
+            images = block(images)
+        return self.polish(torch.cat(images))
 
 
-@pytest.mark.parametrize("tower", [PlainLoopingEyes, LoopingEyes], ids=["for", "comprehension"])
-def test_a_block_that_loops_over_an_argument_is_looked_into(tower):
-    """Image by image, one graph would serve one number of images; what is inside serves all."""
-    report, counts = compiled(tower, PICTURES)
-    assert tower.block.__name__ not in {region.class_name for region in report.regions}
-    for region in report.regions:
-        assert (region.state, region.graphs, region.eager_calls) == ("compiled", 1, 0), region.reason
-    assert counts == [counts[0]] * 3
+class LoopingStage(nn.Module):
+    """Loops too, but the layers in it do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleList([Block(), Block()])
+
+    def forward(self, images):
+        for block in self.inner:
+            images = [block(image) for image in images]
+        return images
+
+
+class StagedEyes(LoopingEyes):
+    block = LoopingStage
+
+
+def test_layers_inside_one_that_loops_are_taken():
+    """Image by image, a graph would serve one number of images; what is inside serves all."""
+    report, counts = compiled(StagedEyes, PICTURES)
+    (region,) = report.regions
+    assert (region.class_name, region.instances, region.graphs, region.eager_calls) == ("Block", 6, 1, 0)
+    assert region.calls == 6 * (1 + 3 + 2)
+    assert counts == [1, 1, 1]
+
+
+def test_a_layer_that_loops_is_one_graph_for_each_number_of_images():
+    """Where nothing else repeats it is compiled as it is, and the report says what each graph was made for."""
+    report, counts = compiled(LoopingEyes, [*PICTURES, *PICTURES])
+    (region,) = report.regions
+    assert (region.class_name, region.instances, region.state, region.eager_calls) == ("Loops", 3, "compiled", 0)
+    assert counts == [1, 2, 3, 3, 3, 3]
+    for graph, images in enumerate((1, 3, 2), start=1):
+        words = region.reason.split("; ")[graph - 1]
+        assert words.startswith(f"graph {graph} was made for")
+        assert words.count("images[") == images
 
 
 @pytest.mark.smoke
