@@ -49,7 +49,7 @@ class Precompute:
 
     def __init__(self, encoder: nn.Module) -> None:
         self._helpers = find_helpers(encoder)
-        self._count: int | None = None
+        self._counts: dict[str, int] = {}
         self._shadow = _shadow(encoder, self._helpers, self._call) if self._helpers else None
         self._run = _Run()
 
@@ -64,13 +64,15 @@ class Precompute:
         if self._shadow is None:
             return {}
         self._run.start()
+        kind = str(pytree.tree_map_only(torch.Tensor, torch.Tensor.dim, (args, kwargs)))
+        self._run.expected = self._counts.get(kind, 0)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._without_numbers, (args, kwargs))
         try:
             with torch.no_grad(), _Mixed():
                 type(self._shadow).forward(self._shadow, *args, **kwargs)
         except (_Enough, *_NO_DATA):
             pass
-        self._count, results = self._run.called, self._run.results
+        self._counts[kind], results = self._run.called, self._run.results
         self._run.start()
         return results
 
@@ -90,14 +92,16 @@ class Precompute:
         args, options = pytree.tree_map_only(torch.Tensor, self._with_numbers, (args, options))
         asked = _Asked(kwargs or {})
         result = helper(*args, kwargs=asked, **options)
-        values = result if isinstance(result, tuple) and len(asked.missing) == len(result) else (result,)
+        values = result if isinstance(result, tuple) and len(asked.keys_asked) == len(result) else (result,)
         without = any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(values))
-        if len(asked.missing) == len(values) and not without:
-            self._run.results.update(zip(asked.missing, values, strict=True))
+        if asked.in_vain and len(asked.keys_asked) == len(values) and not without:  # a pair is made whole
+            made = zip(asked.keys_asked, values, strict=True)
+            given = kwargs or {}
+            self._run.results |= {key: value for key, value in made if key not in given or value is not given[key]}
         for key in (kwargs or {}).keys() - asked.keys():
             del (kwargs or {})[key]
         self._run.called += 1
-        if self._run.called == self._count:
+        if self._run.called == self._run.expected:
             raise _Enough
         return result
 
@@ -110,7 +114,7 @@ class _Run(threading.local):
 
     def start(self) -> None:
         self.results: dict[str, Any] = {}
-        self.called = 0
+        self.called = self.expected = 0
         self.given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
@@ -172,7 +176,7 @@ def _no_helper(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("unreachable: no helper was replaced")
 
 
-_NO_DATA = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AttributeError)
+_NO_DATA = (RuntimeError, NotImplementedError, ValueError, TypeError, LookupError, AttributeError)
 """What code that wants to read a tensor without data ends with."""
 
 
@@ -221,15 +225,17 @@ def _is_flat(args: tuple[Any, ...]) -> bool:
 
 
 class _Asked(dict[str, Any]):
-    """A dict that remembers which keys it was asked for in vain."""
+    """A dict that remembers which keys it was asked for, and whether one was missing."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
-        self.missing: list[str] = []
+        self.keys_asked: list[str] = []
+        self.in_vain = False
 
     def pop(self, key: str, *default: Any) -> Any:
-        if key not in self:
-            self.missing.append(key)
+        if key not in self.keys_asked:
+            self.keys_asked.append(key)
+            self.in_vain |= key not in self
         return super().pop(key, *default)
 
 

@@ -13,7 +13,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Read tasks until the input ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed does not mix with the answers
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed, by Python or by a library in C, does not mix with the answers
+    sys.stdout = sys.stderr
     import torch
     from transformers.utils.logging import set_verbosity
 

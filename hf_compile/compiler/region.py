@@ -261,7 +261,8 @@ class Region:
         plain = self._plain
         tried: dict[Remedies, frozenset[tuple[str, int]] | Exception] = {}
         for remedies in self._remedies(plain, tensors, tried):
-            if remedies in self._spoilt:
+            no_hint_failed = any(each.shapes == DynamicShapesType.UNBACKED for each in self._spoilt)
+            if remedies in self._spoilt or (no_hint_failed and remedies.shapes == DynamicShapesType.UNBACKED):
                 continue
             try:
                 result = self._attempt(remedies, tensors, convert, tolerated=self._tolerated(tried.get(plain)))
@@ -509,7 +510,7 @@ class Region:
             return type(module).forward(module, *args, **kwargs)
         given = kwargs
         if self.precompute:
-            given = {**self._precomputed(args, kwargs), **kwargs}
+            given = {**kwargs, **self._precomputed(args, kwargs)}
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         dense_args = tuple(dense(value, copies) for value in args)
         given = {**{name: dense(value, copies) for name, value in given.items()}, **self.constants}
@@ -525,6 +526,8 @@ class Region:
                     break
                 except _TryAgain:
                     time.sleep(INSTALLED_AFTER_SECONDS / 50)
+                except _NotDense:  # a list that nobody reads
+                    given = {name: value for name, value in given.items() if name not in self.dropped}
         except Exception as error:  # noqa: BLE001  whatever it was, eager decides
             return self.recover(module, args, kwargs, error)
         finally:
@@ -542,7 +545,8 @@ class Region:
             result = self._verified(module, check, result)
         else:
             self.calls += 1
-        self.settled = not self._has_no_hint() or len(self._proved) >= SIZES_TO_PROVE
+        proved = not self._has_no_hint() or len(self._proved) >= SIZES_TO_PROVE
+        self.settled = self.graphs > 0 and proved
         return result
 
     def _has_no_hint(self) -> bool:

@@ -320,9 +320,6 @@ def test_no_tasks_need_no_worker():
     assert summary([]) == {}
 
 
-@pytest.mark.xfail(
-    raises=KeyError, reason="only sys.stdout is set aside, and a line that is no JSON ends the census", strict=True
-)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.usefixtures("workers")
 def test_what_a_library_prints_does_not_mix_with_the_answers():

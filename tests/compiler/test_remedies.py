@@ -465,21 +465,14 @@ def lists(pixels):
     return {"sizes": list(range(pixels.shape[1])), "names": ["a"] * pixels.shape[0]}
 
 
-unread_on_the_careful_path = pytest.mark.xfail(
-    reason="Region.run does not call again when _NotDense says that a list is left out", strict=True
-)
-
-
 def test_lists_that_are_never_read():
     check(Tower(Careless, lists), SIZES)
 
 
-@unread_on_the_careful_path
 def test_lists_that_are_never_read_beside_a_keyword_of_transformers():
     check(Tower(Careless, lambda pixels: {**lists(pixels), "output_attentions": False}), SIZES)
 
 
-@unread_on_the_careful_path
 def test_lists_that_come_later_cost_no_graph():
     """A layer with a hook takes the same path; the region has its graph, and keeps it."""
     tower = Tower(Careless, lambda pixels: lists(pixels) if pixels.shape[1] > 6 else {})
@@ -532,10 +525,6 @@ def test_whole_encoder(name, key, row):
     assert "position_ids" in remedy
 
 
-@pytest.mark.xfail(
-    reason="the tuple of both is taken for the missing one, and the encoder runs eager (see tests/test_precompute.py)",
-    strict=True,
-)
 def test_whole_encoder_given_half_of_a_pair():
     """Eager computes the pair anew where one of it is missing."""
     from transformers.vision_utils import get_vision_window_index
