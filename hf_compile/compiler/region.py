@@ -541,7 +541,7 @@ class Region:
         if not self.graphs:
             self.note_eager(_NO_GRAPH)
             return result
-        if check is not None and (self.graphs > before or self._has_no_hint()):
+        if check is not None and ((self.config.verify and self.graphs > before) or self._has_no_hint()):
             result = self._verified(module, check, result)
         else:
             self.calls += 1
@@ -555,7 +555,8 @@ class Region:
 
     def _is_to_prove(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether this call is to be compared with eager: the first sizes, when a graph has or may get no hint."""
-        if self.settled or (self.graphs and not self._has_no_hint()) or self.backend in RUN_AS_TRACED:
+        may_lack_hint = self._may_unback or self._plain.shapes == DynamicShapesType.UNBACKED
+        if self.settled or self.backend in RUN_AS_TRACED or not may_lack_hint:
             return False
         sizes = tuple(tensor.shape for tensor in leaf_tensors(self.plan.arguments, args, kwargs).values())
         is_new = sizes not in self._proved
