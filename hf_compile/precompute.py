@@ -73,10 +73,13 @@ class Precompute:
         except (_Enough, *_NO_DATA):
             pass
         self._counts[kind], results = self._run.called, self._run.results
+        device = self._run.device
         self._run.start()
-        return results
+        moved: dict[str, Any] = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), results)
+        return moved
 
     def _without_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._run.device = tensor.device
         if not tensor.is_floating_point():
             return tensor.cpu()
         shape = torch.empty_like(tensor, device="meta")
@@ -115,6 +118,7 @@ class _Run(threading.local):
     def start(self) -> None:
         self.results: dict[str, Any] = {}
         self.called = self.expected = 0
+        self.device = torch.device("cpu")
         self.given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
