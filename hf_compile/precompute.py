@@ -64,7 +64,7 @@ class Precompute:
         if self._shadow is None:
             return {}
         self._run.start()
-        kind = str(pytree.tree_map_only(torch.Tensor, torch.Tensor.dim, (args, kwargs)))
+        kind = str(pytree.tree_map(_kind, (args, kwargs)))
         self._run.expected = self._counts.get(kind, 0)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._without_numbers, (args, kwargs))
         try:
@@ -107,6 +107,13 @@ class Precompute:
         if self._run.called == self._run.expected:
             raise _Enough
         return result
+
+
+def _kind(value: Any) -> Any:
+    """What of an argument may change which helpers are reached: numbers and sizes do not."""
+    if isinstance(value, torch.Tensor):
+        return value.dim()
+    return value if isinstance(value, (bool, str, type(None))) else type(value).__name__
 
 
 class _Run(threading.local):
