@@ -196,7 +196,7 @@ def _identity(module: nn.Module) -> tuple[object, ...]:
 
 @functools.cache
 def _cache_slots(cls: type) -> frozenset[str]:
-    """Return attributes that a class only hands on or takes as an index: a layer's number, for a cache."""
+    """Return `layer_idx` where a class only hands it on or takes it as an index, as for a cache; else nothing."""
     nodes = list(ast.walk(_tree(cls)))
     handed_on = [argument for node in nodes if isinstance(node, ast.Call) for argument in node.args]
     handed_on += [node.slice for node in nodes if isinstance(node, ast.Subscript)]
