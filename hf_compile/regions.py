@@ -120,8 +120,7 @@ def _parts(
         if id(child) in chosen:
             continue
         holds_a_block = any(id(inner) in chosen for inner in child.modules())
-        is_container = isinstance(child, (nn.ModuleList, nn.ModuleDict))
-        if holds_a_block or is_container or not _may_compile(child, config):
+        if holds_a_block or _is_of_torch(child) or not _may_compile(child, config):
             yield from _parts(child, here, chosen, config)
         elif _is_composite(child) and _multiplies(child):
             if any(map(_fits_no_graph, {type(inner) for inner in child.modules()})):
@@ -136,8 +135,12 @@ def _is_stack(module: nn.Module) -> bool:
 
 def _is_composite(module: nn.Module) -> bool:
     """A module with parameters that is more than one layer of torch."""
-    built_in = type(module).__module__.startswith("torch.nn.")
-    return not built_in and next(module.parameters(), None) is not None
+    return not _is_of_torch(module) and next(module.parameters(), None) is not None
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    """A layer or a container of torch, a bare `nn.Module()` that holds others among them."""
+    return type(module).__module__.startswith("torch.nn.")
 
 
 def _multiplies(module: nn.Module) -> bool:

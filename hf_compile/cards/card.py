@@ -6,7 +6,7 @@ import itertools
 import shlex
 from collections.abc import Iterator, Sequence
 
-from .records import Census, Encoder, Record, Run
+from .records import Census, Encoder, Record, Run, share_inside
 from .words import (
     code,
     difference_of,
@@ -15,6 +15,7 @@ from .words import (
     kind_of_encoder,
     number,
     outcome_of,
+    percent,
     reasons_of,
     table,
     without_indices,
@@ -49,6 +50,7 @@ _TAG_OF_CLASS = {
     "ForSpeechToText": "automatic-speech-recognition",
     "ForTDT": "automatic-speech-recognition",
 }
+_ENOUGH_INSIDE = 0.95
 _BACKENDS = {"inductor": ("Inductor",)}
 _FLOAT64 = "; to float64, how far the graphs and eager are from the same calls in that precision"
 _GENERATES = ("ForConditionalGeneration", "ForCausalLM", "ForVisionText2Text", "ForBlockDiffusion")
@@ -130,8 +132,8 @@ def _summary(census: Census, encoder: Encoder) -> str:
         listed = join(names[:4] + [f"{len(names) - 4} more"] * (len(names) > 4))
         one = len(record["outside"]) == 1 and "*" not in listed and " " not in listed
         sentences.append(f"{_capital(listed)} {'stays' if one else 'stay'} eager beside the graphs.")
-    if record["coverage"] < 0.9:
-        sentences.append(f"Inside the regions lie {_share(record)} % of the tiny model's parameters.")
+    if share_inside(record) < _ENOUGH_INSIDE:
+        sentences.append(f"Inside the regions lie {_shares(record)}.")
     sentences += _variants(census, encoder)
     return " ".join(sentences)
 
@@ -250,7 +252,7 @@ def _how(record: Record) -> list[str]:
         lines = [f"- Compiled in blocks: {escape(record['granularity_reason'])} in the tiny model."]
     else:
         lines = [f"- Compiled as a whole: {escape(record['granularity_reason'])}."]
-    line = f"- {_share(record)} % of the tiny model's parameters lie inside regions"
+    line = f"- Inside regions lie {_shares(record)}"
     if record["outside"]:
         line += (
             f"; outside: {', '.join(without_indices(record['outside']))}. A single layer or table gains "
@@ -259,8 +261,11 @@ def _how(record: Record) -> list[str]:
     return [*lines, f"{line}."]
 
 
-def _share(record: Record) -> str:
-    return f"{100 * record['coverage']:.1f}".removesuffix(".0")
+def _shares(record: Record) -> str:
+    """Return the share of the parameters inside regions, in the default config and in what was measured."""
+    tiny = f"{percent(record['coverage'])} of the tiny model's parameters"
+    full = record.get("coverage_at_full_size")
+    return f"{percent(full)} of the parameters at the size of the default config, {tiny}" if full else tiny
 
 
 def _regions(record: Record) -> str:

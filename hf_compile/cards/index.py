@@ -6,8 +6,8 @@ import collections
 from collections.abc import Callable, Iterable
 
 from .card import MARK
-from .records import Census, Encoder, Record
-from .words import code, difference_of, escape, join, number, outcome_of, table
+from .records import Census, Encoder, Record, share_inside
+from .words import code, difference_of, escape, join, number, outcome_of, percent, table
 
 __all__ = ["index_of"]
 
@@ -46,7 +46,8 @@ def _totals(census: Census) -> str:
             "",
             f"Each case is a tiny encoder, called {run.sizes} times with inputs of different sizes, compared with "
             "eager, and undone. Graphs are those after the last call; a difference is relative to the largest value "
-            f"of eager. Versions: {versions}. Again: `hf-compile census`, then `make cards`.",
+            "of eager; inside is the share of the parameters that lie inside regions at the size of the default "
+            f"config. Versions: {versions}. Again: `hf-compile census`, then `make cards`.",
         ]
     )
 
@@ -56,7 +57,7 @@ def _counted(counts: collections.Counter[str]) -> str:
 
 
 def _models(census: Census) -> str:
-    headings = ("model type", "encoders", "takes", "compiled in", "regions", "graphs", "outcome", "difference")
+    headings = ("model type", "encoders", "takes", "compiled in", "regions", "graphs", "inside", "outcome", "difference")
     rows = []
     for model_type in census.model_types():
         encoders = census.encoders(model_type)
@@ -69,11 +70,12 @@ def _models(census: Census) -> str:
                 _lines(_granularity(record) for record in records),
                 _lines(_regions(record) for record in records),
                 _lines(str(record.get("graphs", "")) for record in records),
+                _lines(percent(share_inside(record)) if "coverage" in record else "" for record in records),
                 _lines(_outcome(census, encoder) for encoder in encoders),
                 _lines(map(_difference(census), encoders)),
             )
         )
-    return table(headings, rows, ("regions", "graphs"))
+    return table(headings, rows, ("regions", "graphs", "inside"))
 
 
 def _granularity(record: Record) -> str:

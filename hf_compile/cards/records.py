@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 
-__all__ = ["Census", "Encoder", "Place", "Run", "read_census"]
+__all__ = ["Census", "Encoder", "Place", "Run", "read_census", "share_inside"]
 
 Record = Mapping[str, Any]
 
@@ -125,6 +125,15 @@ class Census:
         named = [group for group in groups if group == own or group.startswith(f"{own}.")]
         cases = [case for group in named or sorted(alone) or sorted(groups) for case in groups[group]]
         return tuple(sorted(cases, key=lambda case: ("[" in case, case)))
+
+
+def share_inside(record: Record) -> float:
+    """Return the share of an encoder's parameters inside regions: at the size of the default config, where that is known.
+
+    In a tiny encoder single layers and tables weigh as much as the blocks.
+    """
+    share: float = record.get("coverage_at_full_size") or record["coverage"]
+    return share
 
 
 def read_census(source: Path) -> Census:

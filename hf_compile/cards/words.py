@@ -14,6 +14,7 @@ __all__ = [
     "kind_of_encoder",
     "number",
     "outcome_of",
+    "percent",
     "reasons_of",
     "table",
     "without_indices",
@@ -69,6 +70,12 @@ def difference_of(record: Record) -> str:
     if "compiled_error" in record:
         text += f"; to float64 {number(record['compiled_error'])}, eager {number(record['eager_error'])}"
     return text
+
+
+def percent(share: float) -> str:
+    """Return a share as percent, with one digit at most; what is not all is never 100 %."""
+    shown = f"{100 * share:.1f}".removesuffix(".0")
+    return f"{'99.9' if shown == '100' and share < 1 else shown} %"
 
 
 def number(value: float) -> str:

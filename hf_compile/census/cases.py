@@ -18,7 +18,7 @@ from torch import nn
 
 from ..errors import UnsupportedModelError
 
-__all__ = ["Case", "Draw", "build", "cases", "draws"]
+__all__ = ["Case", "Draw", "build", "build_at_full_size", "cases", "draws"]
 
 TINY: dict[str, Any] = {
     "hidden_size": 32,
@@ -119,15 +119,9 @@ def build(case: Case, *, seed: int = 0) -> nn.Module:
     Raises:
         UnsupportedModelError: the installed Transformers does not have the class.
     """
-    folder, _, name = case.cls.partition(".")
-    try:
-        cls = getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), name)
-    except (ImportError, AttributeError) as error:
-        import transformers
-
-        raise UnsupportedModelError(f"Transformers {transformers.__version__} has no {case.cls}") from error
+    cls = _class(case)
     torch.manual_seed(seed)
-    module: nn.Module = cls(_tiny_config(cls, case.config))
+    module: nn.Module = cls(_config(cls, case.config, TINY))
     if case.part:
         module = module.get_submodule(case.part)
     with torch.no_grad():
@@ -141,6 +135,15 @@ def build(case: Case, *, seed: int = 0) -> nn.Module:
     return module.eval()
 
 
+def build_at_full_size(case: Case) -> nn.Module:
+    """Build the encoder on the meta device from the default config of its class, which is that of a real checkpoint."""
+    cls = _class(case)
+    options = {name: value for name, value in case.config.items() if name == "config_class"}
+    with torch.device("meta"):
+        module: nn.Module = cls(_config(cls, options, {}))
+    return module.get_submodule(case.part).eval()
+
+
 def draws(case: Case, encoder: nn.Module, *, seed: int = 0, sizes: int = 8) -> Iterator[dict[str, Any]]:
     """Yield the keywords of `sizes` calls of different sizes."""
     chooser, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -148,13 +151,23 @@ def draws(case: Case, encoder: nn.Module, *, seed: int = 0, sizes: int = 8) -> I
         yield {**case.inputs(encoder, Draw(index, chooser, generator)), **case.call}
 
 
-def _tiny_config(cls: type, options: Mapping[str, Any]) -> Any:
+def _class(case: Case) -> Any:
+    folder, _, name = case.cls.partition(".")
+    try:
+        return getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), name)
+    except (ImportError, AttributeError) as error:
+        import transformers
+
+        raise UnsupportedModelError(f"Transformers {transformers.__version__} has no {case.cls}") from error
+
+
+def _config(cls: type, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
     config_class: Any = options.get("config_class") or getattr(cls, "config_class", None)
     if config_class is None:  # a module below the model classes: annotated, as everything in Transformers
         hints = inspect.get_annotations(vars(cls)["__init__"], eval_str=True)
         config_class = next(hint for name, hint in hints.items() if name != "return")
     known = set(inspect.signature(config_class).parameters)
-    chosen = {name: value for name, value in TINY.items() if name in known}
+    chosen = {name: value for name, value in sizes.items() if name in known}
     given = {name: copy.deepcopy(value) for name, value in options.items() if name != "config_class"}
     config = config_class(**{**chosen, **given})
     if not hasattr(cls, "_supports_sdpa"):  # a module below the model classes chooses nothing by itself

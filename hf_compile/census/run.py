@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -87,6 +88,7 @@ def _start() -> subprocess.Popen[str]:
 def _ask(worker: subprocess.Popen[str], task: Mapping[str, Any]) -> dict[str, Any]:
     assert worker.stdin is not None
     assert worker.stdout is not None
+    started = time.monotonic()
     alarm = threading.Timer(_SECONDS_PER_CASE, worker.kill)
     alarm.start()
     try:
@@ -101,7 +103,10 @@ def _ask(worker: subprocess.Popen[str], task: Mapping[str, Any]) -> dict[str, An
         return record
     worker.wait()
     name = {key: task[key] for key in ("name", "model_type") if key in task}
-    return {**name, "outcome": "failed", "error": f"its process ended with exit status {worker.returncode}"}
+    error = f"its process ended with exit status {worker.returncode}"
+    if time.monotonic() - started >= _SECONDS_PER_CASE:
+        error = f"it was not done after {_SECONDS_PER_CASE} s, and its process was ended"
+    return {**name, "outcome": "failed", "error": error}
 
 
 def _stop(worker: subprocess.Popen[str] | None) -> None:

@@ -48,6 +48,8 @@ def census(
         raise ConfigurationError(
             f"no encoder {unknown[0]!r} in the tables of the census; there are {', '.join(known)}"
         )
+    if names and sample:
+        raise ConfigurationError("--sample names the encoders already: leave out the names, or --sample")
     names = names or (list(SAMPLE) if sample else known)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

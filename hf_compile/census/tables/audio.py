@@ -499,6 +499,16 @@ WAVEFORMS: dict[str, Case] = {
         {**WAVE, "max_speech_positions": 64, "encoder_max_relative_position": 16},
     ),
     "omniasr": Case("omniasr.OmniASRAudioModel", waveforms(mask="padding_mask", dtype=torch.bool, channel=True), WAVE),
+    "omniasr_ctc": Case(
+        "omniasr_ctc.OmniASRCTCModel",
+        waveforms(mask="padding_mask", dtype=torch.bool, channel=True),
+        {"audio_config": {"model_type": "omniasr_audio", **SMALL, **WAVE, "initializer_range": 0.2}},
+    ),
+    "wavtokenizer": Case(
+        "wavtokenizer.WavTokenizerEncoderModel",
+        waveforms(channel=True, mask="padding_mask"),
+        {"num_filters": 8, "upsampling_ratios": [4, 2], "hidden_size": 32, "codebook_dim": 32, "codebook_size": 16},
+    ),
     "moonshine": Case(
         "moonshine.MoonshineEncoder",
         waveforms(4000, 16000, mask="attention_mask"),

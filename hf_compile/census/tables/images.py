@@ -261,6 +261,20 @@ IMAGES: dict[str, Case] = {
         },
         part="vision_model",
     ),
+    "pp_formulanet": Case(
+        "pp_formulanet.PPFormulaNetVisionModel",
+        images(64, 64),
+        {
+            **_SAM,
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "patch_size": 8,
+            "post_conv_in_channels": 32,
+            "post_conv_mid_channels": 16,
+            "post_conv_out_channels": 32,
+            "decoder_hidden_size": 32,
+        },
+    ),
     "got_ocr2": Case(
         "got_ocr2.GotOcr2Model",
         images(64, 64),

@@ -594,8 +594,11 @@ OTHERS: dict[str, Case] = {
     "grounding_dino": Case(
         "grounding_dino.GroundingDinoModel",
         padded_images(16, 80),
-        {**LEVELS, "backbone_config": SWIN, "text_config": {"model_type": "bert", **SMALL, "vocab_size": 64}},
+        DINO := {**LEVELS, "backbone_config": SWIN, "text_config": {"model_type": "bert", **SMALL, "vocab_size": 64}},
         part="backbone",
+    ),
+    "mm_grounding_dino": Case(
+        "mm_grounding_dino.MMGroundingDinoModel", padded_images(16, 80), DINO, part="backbone"
     ),
     "grounding_dino_encoder": Case("grounding_dino.GroundingDinoEncoder", levels_and_text, LEVELS),
     "mm_grounding_dino_encoder": Case("mm_grounding_dino.MMGroundingDinoEncoder", levels_and_text, LEVELS),
