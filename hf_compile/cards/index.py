@@ -57,7 +57,9 @@ def _counted(counts: collections.Counter[str]) -> str:
 
 
 def _models(census: Census) -> str:
-    headings = ("model type", "encoders", "takes", "compiled in", "regions", "graphs", "inside", "outcome", "difference")
+    headings = (
+        *("model type", "encoders", "takes", "compiled in", "regions", "graphs", "inside", "outcome", "difference"),
+    )
     rows = []
     for model_type in census.model_types():
         encoders = census.encoders(model_type)

@@ -128,7 +128,7 @@ class Census:
 
 
 def share_inside(record: Record) -> float:
-    """Return the share of an encoder's parameters inside regions: at the size of the default config, where that is known.
+    """Return the share of an encoder's parameters inside regions, at the size of the default config where it is known.
 
     In a tiny encoder single layers and tables weigh as much as the blocks.
     """

@@ -136,7 +136,7 @@ def build(case: Case, *, seed: int = 0) -> nn.Module:
 
 
 def build_at_full_size(case: Case) -> nn.Module:
-    """Build the encoder on the meta device from the default config of its class, which is that of a real checkpoint."""
+    """Build the encoder on the meta device from the default config of its class, mostly that of a real checkpoint."""
     cls = _class(case)
     options = {name: value for name, value in case.config.items() if name == "config_class"}
     with torch.device("meta"):

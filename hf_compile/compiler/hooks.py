@@ -35,7 +35,7 @@ class Watch:
 
     def __init__(self, module: nn.Module, before: Watch | None = None) -> None:
         self.dense: bool = before is not None and before.dense
-        """An input of this module was not contiguous, or began inside its storage, before."""
+        """An input of this module had to be laid out anew before; see `layout`."""
         self.inner = [child for child in module.modules() if child is not module]
         self.places = [
             (parent._modules, name, child, vars(child))

@@ -29,6 +29,7 @@ from ..signature import InputVerdict
 from ..verification import largest_difference, tolerance
 from . import dynamo, hooks
 from .encoder_call import EncoderCall
+from .layout import Copies, Layouts, was_written
 from .progress import progress_bar
 
 __all__ = ["Region", "bind"]
@@ -145,6 +146,7 @@ class Region:
         # Inductor (torch 2.13) may settle a size without a hint for good, caches the code, and asks for no guard
         is_safe = callable(self.backend) or self.backend in RUN_AS_TRACED
         self._may_unback = is_safe and self._plain.shapes == DynamicShapesType.BACKED_SIZE_OBLIVIOUS
+        self._layouts = Layouts()
         self._made_by: set[Remedies] = set()
         self._spoilt: set[Remedies] = set()
         self._proved: set[tuple[torch.Size, ...]] = set()
@@ -198,7 +200,7 @@ class Region:
             self.dropped += unread
             raise _NotDense
         tensors = leaf_tensors(self.plan.arguments, args, kwargs)
-        if not getattr(self._local, "dense", False) and not all(map(is_dense, tensors.values())):
+        if not getattr(self._local, "dense", False) and not self._layouts.fit(tensors):
             raise _NotDense
         kind = self._kind(module, args, kwargs)
         self._look_again_if_compiled_by_another_thread(kind)
@@ -220,6 +222,7 @@ class Region:
         shapes = ", ".join(f"{name} {'x'.join(map(str, tensor.shape))}" for name, tensor in tensors.items())
         self.made_for += [f"{mode_of_execution()} {kind[2]} {shapes}".replace("torch.", "")] * (self.graphs - before)
         self._count(num_backend_compilations=self.graphs - before)
+        self._layouts.keep(tensors)
         self.version += 1
         self._note_unread(tensors)
         logger.info(f"{self.name}: graph {self.graphs} compiled in {seconds:.1f} s ({mode_of_execution()})")
@@ -511,13 +514,14 @@ class Region:
         given = kwargs
         if self.precompute:
             given = {**kwargs, **self._precomputed(args, kwargs)}
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        dense_args = tuple(dense(value, copies) for value in args)
-        given = {**{name: dense(value, copies) for name, value in given.items()}, **self.constants}
+        copies = Copies()
+        names = (*self.plan.arguments, *(f"args[{index}]" for index in range(len(self.plan.arguments), len(args))))
+        dense_args = tuple(self._layouts.copied(name, each, copies) for name, each in zip(names, args, strict=False))
+        given = {name: self._layouts.copied(name, each, copies) for name, each in given.items()} | self.constants
         check = _Check(module, args, kwargs) if self.config.verify or self._is_to_prove(args, kwargs) else None
         before = self.graphs
-        if copies:
-            self.remedies["inputs that are not contiguous are copied: strides would be guards"] = None
+        if copies.pairs:
+            self.remedies["inputs that are views are copied: their strides would be guards"] = None
         self._local.dense = True
         try:
             while True:
@@ -532,12 +536,7 @@ class Region:
             return self.recover(module, args, kwargs, error)
         finally:
             self._local.dense = False
-        written = {id(copy): original for original, copy in copies if was_written(copy, original)}
-        if written:  # in eager the caller's own tensor is written to, and may be what comes back
-            for original, copy in copies:
-                if id(copy) in written:
-                    original.copy_(copy)
-            result = pytree.tree_map_only(torch.Tensor, lambda tensor: written.get(id(tensor), tensor), result)
+        result = copies.write_back(result)  # in eager the caller's own tensor is written to, and may come back
         if not self.graphs:
             self.note_eager(_NO_GRAPH)
             return result
@@ -673,44 +672,6 @@ class _Check:
         for original, copy in zip(pytree.tree_leaves(self.given), pytree.tree_leaves(self.copies), strict=True):
             if isinstance(original, torch.Tensor) and was_written(copy, original):
                 original.copy_(copy)
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor is contiguous from the start of its storage; else strides or offset become guards.
-
-    Torch calls a tensor contiguous whatever the stride of a dim of size 1 says; as a guard it would count.
-    """
-    if tensor.layout is not torch.strided:
-        return True
-    if not tensor.is_contiguous() or tensor.storage_offset():
-        return False
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if stride != expected:
-            return False
-        expected *= size or 1
-    return True
-
-
-def dense(value: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """Return an argument, or a tuple of them, with every tensor dense; what is so already stays the same object.
-
-    Lists and dicts are handed on as they are, since the region may write into them.
-    """
-    if type(value) is torch.Tensor and not is_dense(value):
-        copies.append((value, value.clone(memory_format=torch.contiguous_format)))
-        return copies[-1][1]
-    if type(value) is tuple:
-        made = tuple(dense(member, copies) for member in value)
-        return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
-    return value
-
-
-def was_written(copy: torch.Tensor, original: torch.Tensor) -> bool:
-    """Say whether a copy was changed in place since it was made."""
-    if copy.is_inference():  # such tensors count no versions
-        return not torch.equal(copy, original)
-    return copy._version > 0
 
 
 def bind(region: Region, module: nn.Module) -> Callable[..., Any]:

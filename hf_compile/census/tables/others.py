@@ -597,9 +597,7 @@ OTHERS: dict[str, Case] = {
         DINO := {**LEVELS, "backbone_config": SWIN, "text_config": {"model_type": "bert", **SMALL, "vocab_size": 64}},
         part="backbone",
     ),
-    "mm_grounding_dino": Case(
-        "mm_grounding_dino.MMGroundingDinoModel", padded_images(16, 80), DINO, part="backbone"
-    ),
+    "mm_grounding_dino": Case("mm_grounding_dino.MMGroundingDinoModel", padded_images(16, 80), DINO, part="backbone"),
     "grounding_dino_encoder": Case("grounding_dino.GroundingDinoEncoder", levels_and_text, LEVELS),
     "mm_grounding_dino_encoder": Case("mm_grounding_dino.MMGroundingDinoEncoder", levels_and_text, LEVELS),
     "omdet": Case(
