@@ -9,7 +9,9 @@ them alone; pixels, sound and weights have a shape only.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import inspect
 import threading
 import types
@@ -21,6 +23,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from transformers.utils import generic
 
 from .attention import ATTENTION_NAME, RAGGED_REPLACES
 from .inputs import leaf_tensors
@@ -296,7 +299,7 @@ def _shadow(encoder: nn.Module, helpers: set[str], call: Callable[..., Any]) -> 
         rebuilt = {
             function.__name__: _with_globals(function, helpers, call)
             for function in _functions(cls)
-            if helpers & set(function.__code__.co_names)
+            if (helpers | _raises_on_meta()) & set(function.__code__.co_names)
         }
         if rebuilt:
             module.__class__ = type(cls.__name__, (cls,), {**rebuilt, "__module__": cls.__module__})
@@ -309,6 +312,21 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("meta")
 
 
+@functools.cache
+def _raises_on_meta() -> frozenset[str]:
+    """Return `maybe_autocast` where it asks torch about autocast on "meta": Transformers 5.0 does."""
+    try:
+        with generic.maybe_autocast("meta", enabled=False):
+            return frozenset()
+    except RuntimeError:
+        return frozenset({"maybe_autocast"})
+
+
+def _no_autocast(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
+    """Stand in for `maybe_autocast` on a copy without data."""
+    return contextlib.nullcontext()
+
+
 def _with_globals(function: types.FunctionType, helpers: set[str], call: Callable[..., Any]) -> types.FunctionType:
     """Return a function that sees other helpers; the module that it comes from is not touched."""
 
@@ -316,6 +334,7 @@ def _with_globals(function: types.FunctionType, helpers: set[str], call: Callabl
         return lambda *args, **options: call(helper, *args, **options)
 
     seen = {name: through(function.__globals__[name]) for name in helpers & function.__globals__.keys()}
+    seen |= dict.fromkeys(_raises_on_meta() & function.__globals__.keys(), _no_autocast)
     made = types.FunctionType(
         function.__code__,
         {**function.__globals__, **seen},

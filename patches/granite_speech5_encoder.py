@@ -44,7 +44,8 @@ def _padding(original: Any) -> Any:
     ) -> Any:
         """hidden_states: (batch, frames, width); attention_mask: (batch, frames), True where a frame is sound."""
         batch, frames = hidden_states.shape[:2]
-        blocks = torch.sym_max((frames + self.context_size - 1) // self.context_size, 2)  # a single one is a case apart
+        needed = (frames + self.context_size - 1) // self.context_size
+        blocks = torch.sym_max(needed, 2)  # type: ignore[no-untyped-call]  # a single block is a case apart
         missing = blocks * self.context_size - frames
         if attention_mask is None:
             attention_mask = torch.ones(batch, frames, dtype=torch.bool, device=hidden_states.device)

@@ -403,16 +403,9 @@ PROBED = {
 }
 
 
-rotary_of_old = pytest.mark.xfail(
-    not HAS_HELPERS, reason="its rotary embedding asks is_autocast_enabled('meta'), which raises", strict=True
-)
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[rotary_of_old] * (each in ("moonshine", "glmasr"))) for each in PROBED]
-)
+@pytest.mark.parametrize("name", PROBED)
 def test_what_grows_with_the_batch(name, batch):
     path, arguments, make, grows = PROBED[name]
     encoder = build(cases()[name])
