@@ -23,10 +23,18 @@ class Layouts:
 
     def __init__(self) -> None:
         self._orders: dict[str, Order] = {}
+        self._as_numbered = False
 
     def fit(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Say whether all tensors lie in memory as they do for the graphs there are, or may for the first one."""
         return all(_is_dense(tensor, self._order(name, tensor)) for name, tensor in tensors.items())
+
+    def number(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Lay all inputs out as their dims are numbered from now on; say whether that changes any of these."""
+        if self._as_numbered or self._orders:
+            return False
+        self._as_numbered = True
+        return not self.fit(tensors)
 
     def keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take note of the tensors that a graph was made for."""
@@ -48,6 +56,8 @@ class Layouts:
 
     def _order(self, name: str, tensor: torch.Tensor) -> Order:
         order = self._orders.get(name, ())
+        if self._as_numbered:
+            return tuple(range(tensor.dim()))
         return order if len(order) == tensor.dim() else _order_of(tensor)
 
 

@@ -281,6 +281,9 @@ class Region:
         served = {remedies: found for remedies, found in tried.items() if not isinstance(found, Exception)}
         if not served:
             raise next(error for error in tried.values() if isinstance(error, Exception))
+        if self._layouts.number(tensors):  # the order of dims in memory may be what ties the graph to a size
+            self._begin_anew()
+            raise _NotDense
         best = min(served, key=lambda remedies: len(served[remedies]))
         self._made_by.add(best)
         self.remedies.update(dict.fromkeys(best.words(plain)))
@@ -494,14 +497,18 @@ class Region:
         self._made_by = set()
         self._proved.clear()
         self.settled = False
-        with self.lock:
-            self._calls.clear()
-            self.call = self.call_for(None)
+        self._begin_anew()
         self.graphs = 0
         self.made_for.clear()
         self.remedies.clear()
-        self.version += 1
         return True
+
+    def _begin_anew(self) -> None:
+        """Compile under other code objects from now on: Dynamo remembers which sizes and strides varied in the old."""
+        with self.lock:
+            self._calls.clear()
+            self.call = self.call_for(None)
+            self.version += 1
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call through its graph; everything that stands around it was done."""
@@ -515,27 +522,29 @@ class Region:
         if self.precompute:
             given = {**kwargs, **self._precomputed(args, kwargs)}
         copies = Copies()
-        names = (*self.plan.arguments, *(f"args[{index}]" for index in range(len(self.plan.arguments), len(args))))
-        dense_args = tuple(self._layouts.copied(name, each, copies) for name, each in zip(names, args, strict=False))
-        given = {name: self._layouts.copied(name, each, copies) for name, each in given.items()} | self.constants
+        dense_args, dense_kwargs = self._laid_out(args, given, copies)
         check = _Check(module, args, kwargs) if self.config.verify or self._is_to_prove(args, kwargs) else None
         before = self.graphs
-        if copies.pairs:
-            self.remedies["inputs that are views are copied: their strides would be guards"] = None
         self._local.dense = True
         try:
             while True:
                 try:
-                    result = call(module, dense_args, given)
+                    result = call(module, dense_args, dense_kwargs)
                     break
                 except _TryAgain:
                     time.sleep(INSTALLED_AFTER_SECONDS / 50)
-                except _NotDense:  # a list that nobody reads
+                except _NotDense:  # a list that nobody reads, or inputs to be laid out in another way
+                    again, self._local.static = self.pick(args, kwargs)
+                    call = again or call
                     given = {name: value for name, value in given.items() if name not in self.dropped}
+                    copies = Copies()
+                    dense_args, dense_kwargs = self._laid_out(args, given, copies)
         except Exception as error:  # noqa: BLE001  whatever it was, eager decides
             return self.recover(module, args, kwargs, error)
         finally:
             self._local.dense = False
+        if copies.pairs:
+            self.remedies["inputs that are views are copied: their strides would be guards"] = None
         result = copies.write_back(result)  # in eager the caller's own tensor is written to, and may come back
         if not self.graphs:
             self.note_eager(_NO_GRAPH)
@@ -547,6 +556,14 @@ class Region:
         proved = not self._has_no_hint() or len(self._proved) >= SIZES_TO_PROVE
         self.settled = self.graphs > 0 and proved
         return result
+
+    def _laid_out(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], copies: Copies
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        lay_out = self._layouts.copied
+        names = (*self.plan.arguments, *(f"args[{index}]" for index in range(len(self.plan.arguments), len(args))))
+        dense_args = tuple(lay_out(name, each, copies) for name, each in zip(names, args, strict=False))
+        return dense_args, {name: lay_out(name, each, copies) for name, each in kwargs.items()} | self.constants
 
     def _has_no_hint(self) -> bool:
         """Say whether a graph was made without a size hint: torch 2.13's Inductor has got numbers wrong in some."""
