@@ -106,7 +106,12 @@ class _RegionBackend:
             keywords = {"config_patches": self.options} if self.backend == "inductor" else {"options": self.options}
         backend = lookup_backend(self.backend) if isinstance(self.backend, str) else self.backend
         inputs = _graph_inputs(graph_module)
-        compiled = backend(graph_module, example_inputs, **keywords)
+        with contextlib.ExitStack() as plainly:
+            if region is not None and region.distrusts_sizes:
+                plainly.enter_context(_patched(shapes_config, backed_size_oblivious=False))
+                if self.backend == "inductor":  # its caches would hand out the code that was wrong
+                    keywords["config_patches"] = {**self.options, "force_disable_caches": True}
+            compiled = backend(graph_module, example_inputs, **keywords)
         if region is not None:
             region.judge(graph_module)  # a backend adds guards of its own
             region.saw_graph(inputs)

@@ -43,6 +43,9 @@ INSTALLED_AFTER_SECONDS = 0.2
 
 RUN_AS_TRACED = ("eager", "aot_eager")
 """Backends that run the operations of a graph one by one, and so make nothing of a size."""
+_ROUNDING = 30
+"""Above the tolerance, and still taken for rounding when the graph was made with the greatest care: some encoders are
+further than that from float64 in eager too."""
 SIZES_TO_PROVE = 3
 """Compared with eager, a graph that was made without a size hint counts as right."""
 
@@ -60,6 +63,10 @@ class _Refused(Exception):
 
 class _TryAgain(Exception):
     """Another thread compiled this kind of call in the meantime."""
+
+
+class _ProveFirst(Exception):
+    """A graph is to be made, and this call is not yet set up to compare it with eager."""
 
 
 class _NotDense(Exception):
@@ -150,6 +157,9 @@ class Region:
         self._made_by: set[Remedies] = set()
         self._spoilt: set[Remedies] = set()
         self._proved: set[tuple[torch.Size, ...]] = set()
+        self._proves = not callable(self.backend) and self.backend not in RUN_AS_TRACED
+        self.distrusts_sizes = False
+        """The backend is not told that 1 is a size like any other: a graph that was told so differed from eager."""
         self.settled = False
         """There is a graph, and it was proved at enough sizes if it was made in a way that a backend may get wrong."""
         self.version = 0
@@ -205,6 +215,8 @@ class Region:
         kind = self._kind(module, args, kwargs)
         self._look_again_if_compiled_by_another_thread(kind)
         self._refuse_further_graphs(kind)
+        if self._proves and not getattr(self._local, "checked", False):
+            raise _ProveFirst
         started = time.perf_counter()
         before = self.graphs
         try:
@@ -497,11 +509,15 @@ class Region:
         self._made_by = set()
         self._proved.clear()
         self.settled = False
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        """Make every graph again."""
         self._begin_anew()
         self.graphs = 0
         self.made_for.clear()
         self.remedies.clear()
-        return True
 
     def _begin_anew(self) -> None:
         """Compile under other code objects from now on: Dynamo remembers which sizes and strides varied in the old."""
@@ -529,8 +545,11 @@ class Region:
         try:
             while True:
                 try:
+                    self._local.checked = check is not None
                     result = call(module, dense_args, dense_kwargs)
                     break
+                except _ProveFirst:
+                    check = _Check(module, args, kwargs)
                 except _TryAgain:
                     time.sleep(INSTALLED_AFTER_SECONDS / 50)
                 except _NotDense:  # a list that nobody reads, or inputs to be laid out in another way
@@ -542,14 +561,15 @@ class Region:
         except Exception as error:  # noqa: BLE001  whatever it was, eager decides
             return self.recover(module, args, kwargs, error)
         finally:
-            self._local.dense = False
+            self._local.dense = self._local.checked = False
         if copies.pairs:
             self.remedies["inputs that are views are copied: their strides would be guards"] = None
         result = copies.write_back(result)  # in eager the caller's own tensor is written to, and may come back
         if not self.graphs:
             self.note_eager(_NO_GRAPH)
             return result
-        if check is not None and ((self.config.verify and self.graphs > before) or self._has_no_hint()):
+        is_new = self.graphs > before and (self.config.verify or self._proves)
+        if check is not None and (is_new or self._has_no_hint()):
             result = self._verified(module, check, result)
         else:
             self.calls += 1
@@ -596,6 +616,16 @@ class Region:
             self.calls += 1
             return result
         reason = f"verify: the graph differs from eager by {difference:.1e}, more than {tolerance(want):.0e}"
+        if self._proves and not self.distrusts_sizes:
+            self.distrusts_sizes = True
+            self._forget()
+            check.hand_over()
+            logger.warning(f"{self.name}: {reason}; it will be made in another way")
+            self.note_eager(reason)
+            return want
+        if not self.config.verify and self._proves and difference <= _ROUNDING * tolerance(want):
+            self.calls += 1
+            return result
         if self._start_over():
             check.hand_over()
             logger.warning(f"{self.name}: {reason}; it will be made in another way")
@@ -741,7 +771,7 @@ def bind(region: Region, module: nn.Module) -> Callable[..., Any]:
         except _NotDense:
             watch.dense = True
             return region.run(module, args, kwargs)
-        except _TryAgain:
+        except (_TryAgain, _ProveFirst):
             return region.run(module, args, kwargs)
         except Exception as error:  # noqa: BLE001  whatever it was, eager decides
             return region.recover(module, args, kwargs, error)

@@ -6,6 +6,9 @@ import copy
 
 import pytest
 import torch
+import torch.fx.experimental._config as shapes_config
+from torch._dynamo import register_backend
+from torch._dynamo.backends.registry import _BACKENDS, _COMPILER_FNS
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import hf_compile
@@ -80,3 +83,67 @@ def _running(model):
     from hf_compile.api import _find
 
     return [region for regions in _find(model).regions for region in regions]
+
+
+# ---- a backend that is wrong about sizes, and one that is wrong anyway
+
+
+@pytest.fixture
+def backend_of_a_name():
+    """Return a function that registers a backend by name: such a one may generate code, so its graphs are compared."""
+    names = []
+
+    def register(off):
+        name = f"wrong_{len(names)}_{id(names)}"
+        names.append(name)
+
+        def compile_graph(graph_module, example_inputs, **options):
+            error = off()
+
+            def run(*inputs):
+                return [
+                    out + error if isinstance(out, torch.Tensor) and out.is_floating_point() else out
+                    for out in graph_module.forward(*inputs)
+                ]
+
+            return run
+
+        register_backend(compile_graph, name)
+        return name
+
+    yield register
+    for name in names:
+        _BACKENDS.pop(name, None)
+        _COMPILER_FNS.pop(name, None)
+
+
+def test_a_graph_that_differs_is_made_in_another_way(backend_of_a_name):
+    """As Inductor's for the windows of SAM 3: wrong where 1 is a size like any other, right where it is not."""
+    eager, model = siglip(), siglip()
+    backend = backend_of_a_name(lambda: 0.1 if shapes_config.backed_size_oblivious else 0.0)
+    hf_compile.compile_mm_encoder(model, compilation_config={"backend": backend})
+    with torch.no_grad():
+        for batch in (1, 3, 2, 1):
+            assert torch.equal(model(**images(batch)).last_hidden_state, eager(**images(batch)).last_hidden_state)
+    layer = regions(model)["SiglipEncoderLayer"]
+    assert (layer.state, layer.graphs, layer.eager_calls) == ("compiled", 1, 1)
+
+
+def test_a_graph_that_stays_wrong_is_not_used(backend_of_a_name):
+    eager, model = siglip(), siglip()
+    hf_compile.compile_mm_encoder(model, compilation_config={"backend": backend_of_a_name(lambda: 0.1)})
+    with torch.no_grad():
+        for batch in (1, 3, 2):
+            assert torch.equal(model(**images(batch)).last_hidden_state, eager(**images(batch)).last_hidden_state)
+    layer = regions(model)["SiglipEncoderLayer"]
+    assert layer.state == "eager"
+    assert "the graph differs from eager by" in layer.reason
+
+
+def test_rounding_is_no_reason(backend_of_a_name):
+    model = siglip()
+    hf_compile.compile_mm_encoder(model, compilation_config={"backend": backend_of_a_name(lambda: 5e-5)})
+    with torch.no_grad():
+        for batch in (1, 3, 2):
+            model(**images(batch))
+    assert regions(model)["SiglipEncoderLayer"].state == "compiled"

@@ -545,6 +545,12 @@ WAVEFORMS: dict[str, Case] = {
             "out_hidden_size": 64,
         },
     ),
+    "vibevoice.codec": Case(
+        "vibevoice_acoustic_tokenizer.VibeVoiceAcousticTokenizerModel",
+        codec_waveforms(),
+        {"num_filters": 4, "downsampling_ratios": (2, 2, 4), "depths": (1, 1, 2, 2), "layer_scale_init_value": 0.1},
+        call={"sample": False},  # of the latents' noise
+    ),
     "vibevoice.tok": Case(
         "vibevoice_acoustic_tokenizer.VibeVoiceAcousticTokenizerEncoderModel",
         codec_waveforms(),
