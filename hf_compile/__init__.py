@@ -33,6 +33,7 @@ _WHERE = {
     "integrations.loading": ("from_pretrained", "inspect_mm_encoder"),
     "integrations.transformers": ("install", "uninstall"),
     "patching": ("register_patch",),
+    "platforms": ("Platform", "current_platform", "register_platform"),
     "signature": ("infer_dynamic_arg_dims",),
 }
 _ROOMS = {name: room for room, names in _WHERE.items() for name in names}

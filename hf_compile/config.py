@@ -44,6 +44,7 @@ _INTEGER = re.compile(r"-?[0-9]+")
 ENV_SWITCH = "HF_COMPILE_MM_ENCODER"
 ENV_CONFIG = "HF_COMPILE_CONFIG"
 ENV_BACKEND = "HF_COMPILE_BACKEND"
+ENV_COMPILER = "CXX"
 
 
 class CompilationMode(enum.IntEnum):
@@ -509,6 +510,11 @@ def environment_backend() -> str | None:
     if backend is not None and not backend.strip():
         raise ConfigurationError(f"{ENV_BACKEND} is set but empty; name a backend or unset it")
     return None if backend is None else backend.strip()
+
+
+def environment_compiler() -> str | None:
+    """Return the C++ compiler that `CXX` names, which is Inductor's own variable, or None."""
+    return os.environ.get(ENV_COMPILER, "").strip() or None
 
 
 def should_torch_compile_mm_encoder(config: CompilationConfig) -> bool:

@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
+from transformers.utils import logging
 
 from .attention import RAGGED_REPLACES
 from .config import CompilationConfig, normalize_dims
 from .decorators import find_mark
 from .encoders import EncoderInfo, find_encoders, find_projectors
-from .errors import ConfigurationError, UnsupportedModelError
+from .errors import BackendError, ConfigurationError, UnsupportedModelError
 from .inputs import make_inputs, observe_ranks
 from .patching import FamilyPatch, find_patches
-from .platforms import resolve_backend, resolve_device
+from .platforms import Platform, current_platform, resolve_backend
 from .regions import RegionGroup, choose_regions, names_in_code, reads_attribute, reads_cu_seqlens
 from .signature import InputVerdict, read_arguments
+
+logger = logging.get_logger("transformers.hf_compile")
 
 MASK_MAKERS = ("create_bidirectional_mask", "create_bidirectional_sliding_window_mask")
 """Functions of Transformers that return None in place of a padding mask that hides nothing."""
@@ -79,9 +82,20 @@ class EncoderPlan:
     outside: tuple[str, ...]
     regions: tuple[RegionPlan, ...]
     config: CompilationConfig
+    platform: Platform
     backend: str | Callable[..., Any]
     keeps_masks: bool = False
     patches: tuple[FamilyPatch, ...] = ()
+
+    @property
+    def why_static(self) -> str:
+        """Say why a graph cannot serve many sizes here; nothing where it can."""
+        if self.platform.supports_dynamic_compile:
+            return ""
+        return (
+            f"platform {self.platform.name} compiles no graph that serves many sizes "
+            "(supports_dynamic_compile=False); sizes named in compile_sizes are compiled each for itself"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +122,7 @@ def make_plan(
     Raises:
         EncoderNotFoundError: there is no encoder.
         ConfigurationError: the config names an argument, a dim or an encoder that does not exist.
+        BackendError: torch does not know the backend, or (under `strict`) the platform's toolchain is missing.
         UnsupportedModelError: there is nothing to compile in an encoder.
     """
     infos = find_encoders(model, encoder=encoder)
@@ -127,6 +142,9 @@ def make_plan(
         if not groups:
             raise UnsupportedModelError(f"{info.path or type(info.module).__name__}: nothing to compile; {reason}")
         regions = tuple(_plan_region(group, own) for group in groups)
+        platform = current_platform(info.module)
+        backend = resolve_backend(own, platform)
+        _check_toolchain(platform, backend, own)
         _check_declared(info, regions, own, try_inputs)
         model_types = [getattr(getattr(each, "config", None), "model_type", "") for each in (info.module, model)]
         encoders.append(
@@ -138,13 +156,25 @@ def make_plan(
                 outside=tuple(_outside(info.module, groups)),
                 regions=regions,
                 config=own,
-                backend=resolve_backend(own),
+                platform=platform,
+                backend=backend,
                 keeps_masks=granularity == "block" and _may_keep_masks(info.module),
                 patches=find_patches(*model_types),
             )
         )
     _refuse_nested(encoders)
-    return ModelPlan(type(model).__name__, resolve_device(model), config, tuple(encoders))
+    names = ", ".join(dict.fromkeys(encoder.platform.name for encoder in encoders))
+    return ModelPlan(type(model).__name__, names, config, tuple(encoders))
+
+
+def _check_toolchain(platform: Platform, backend: str | Callable[..., Any], config: CompilationConfig) -> None:
+    """Say at load time what the first image would fail for; another backend than the platform's needs other tools."""
+    missing = platform.missing_toolchain() if backend == platform.simple_compile_backend else None
+    if missing is None:
+        return
+    if config.strict:
+        raise BackendError(f"{platform.name}: {missing}; or choose another backend, such as 'aot_eager'")
+    logger.warning_once(f"{platform.name}: {missing}. Until then regions that have to be compiled run eager")
 
 
 def _may_keep_masks(encoder: nn.Module) -> bool:

@@ -208,6 +208,8 @@ def _state(encoder: EncoderPlan, running: Region | None) -> tuple[str, str]:
             "pending",
             "mode STOCK_TORCH_COMPILE: torch compiles the encoder in its own way, and counts nothing here",
         )
+    if encoder.why_static and not encoder.config.compile_sizes and not (running and running.eager_calls):
+        return "eager", encoder.why_static
     if running is None:
         return "pending", "planned"
     made_for = [f"graph {number} was made for {call}" for number, call in enumerate(running.made_for, start=1)]

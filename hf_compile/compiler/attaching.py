@@ -126,7 +126,12 @@ def _put_slot(module: nn.Module, slot: Callable[..., Any] | None, undo: contextl
 
 def _attach_stock(encoder: EncoderPlan, attached: Attached, undo: contextlib.ExitStack) -> None:
     module = encoder.info.module
-    compiled = torch.compile(module._call_impl, backend=encoder.backend, options=dict(encoder.config.options) or None)
+    compiled = torch.compile(
+        module._call_impl,
+        backend=encoder.backend,
+        options=dict(encoder.config.options) or None,
+        dynamic=False if encoder.why_static else None,
+    )
 
     def stock_call(*args: Any, **kwargs: Any) -> Any:
         return compiled(*args, **kwargs)
