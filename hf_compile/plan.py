@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.utils import logging
 
 from .attention import RAGGED_REPLACES
-from .config import CompilationConfig, normalize_dims
+from .config import CompilationConfig, CompileRange, normalize_dims
 from .decorators import find_mark
 from .encoders import EncoderInfo, find_encoders, find_projectors
 from .errors import BackendError, ConfigurationError, UnsupportedModelError
+from .functions import SAMPLING, FunctionPatch, Target, families_of, find_targets
 from .inputs import make_inputs, observe_ranks
-from .patching import FamilyPatch, find_patches
+from .patching import FamilyPatch, find_function_patches, find_patches
 from .platforms import Platform, current_platform, resolve_backend
 from .regions import RegionGroup, choose_regions, names_in_code, reads_attribute, reads_cu_seqlens
 from .signature import InputVerdict, read_arguments
@@ -25,7 +28,7 @@ logger = logging.get_logger("transformers.hf_compile")
 MASK_MAKERS = ("create_bidirectional_mask", "create_bidirectional_sliding_window_mask")
 """Functions of Transformers that return None in place of a padding mask that hides nothing."""
 
-__all__ = ["EncoderPlan", "ModelPlan", "RegionPlan", "make_plan"]
+__all__ = ["EncoderPlan", "FunctionsPlan", "ModelPlan", "RegionPlan", "make_plan", "plan_function", "plan_functions"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +102,29 @@ class EncoderPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class FunctionsPlan:
+    """The functions of a model or processor that are compiled.
+
+    Args:
+        targets: objects, with the patches of each.
+        missing: patches that name what this Transformers does not have, and why.
+        how: config, backend and platform.
+    """
+
+    targets: tuple[Target, ...]
+    missing: tuple[str, ...]
+    how: EncoderPlan
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelPlan:
-    """The encoders of one model."""
+    """The encoders of one model, and functions beside them."""
 
     model_class: str
     platform: str
     config: CompilationConfig
     encoders: tuple[EncoderPlan, ...]
+    functions: FunctionsPlan | None = None
 
 
 def make_plan(
@@ -164,7 +183,7 @@ def make_plan(
         )
     _refuse_nested(encoders)
     names = ", ".join(dict.fromkeys(encoder.platform.name for encoder in encoders))
-    return ModelPlan(type(model).__name__, names, config, tuple(encoders))
+    return ModelPlan(type(model).__name__, names, config, tuple(encoders), plan_functions(model, config))
 
 
 def _check_toolchain(platform: Platform, backend: str | Callable[..., Any], config: CompilationConfig) -> None:
@@ -230,6 +249,70 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
         branches_on_batch=any(isinstance(child, nn.MultiheadAttention) for child in module.modules()),
         asks_is_tracing=reads_attribute(module, "is_tracing"),
     )
+
+
+def plan_functions(
+    root: Any, config: CompilationConfig, device: str | torch.device | None = None
+) -> FunctionsPlan | None:
+    """Find the functions of a model's or processor's family that are to be compiled; None where there is none.
+
+    Args:
+        root: a model, a processor, or a part of one.
+        config: the options; those of encoders (dims, sizes, ranges) do not count.
+        device: where the functions run; by default that of the model, or the CPU for a processor.
+
+    Raises:
+        BackendError: torch does not know the backend.
+    """
+    if not config.function_patches:
+        return None
+    is_model = isinstance(root, nn.Module)
+    model_type = getattr(getattr(root, "config", None), "model_type", "") if is_model else ""
+    patches = find_function_patches(*dict.fromkeys((model_type, *families_of(root))))
+    if is_model and config.compile_sampling:
+        patches = (*patches, *SAMPLING)
+    targets, missing = find_targets(root, patches)
+    if not targets and not missing:
+        return None
+    platform = current_platform(device or (root if is_model else "cpu"))
+    own = dataclasses.replace(
+        config, dynamic_arg_dims={}, compile_sizes={}, compile_ranges=(CompileRange(),), encoders={}
+    )
+    how = EncoderPlan(
+        info=EncoderInfo("", nn.Module(), (), "named by a family patch"),
+        granularity="function",
+        granularity_reason="named by a family patch",
+        coverage=0.0,
+        outside=(),
+        regions=(),
+        config=own,
+        platform=platform,
+        backend=resolve_backend(own, platform),
+    )
+    return FunctionsPlan(tuple(targets), tuple(missing), how)
+
+
+def plan_function(
+    patch: FunctionPatch, function: Callable[..., Any], encoder: EncoderPlan
+) -> tuple[RegionPlan, nn.Module]:
+    """Return the plan of a region that is a function, and the module it is given as.
+
+    Args:
+        patch: names it.
+        function: any function; what its arguments are is read from its signature.
+        encoder: how it is compiled.
+    """
+
+    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    module_argument = inspect.Parameter("module", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    forward.__signature__ = inspect.Signature([module_argument, *parameters])  # type: ignore[attr-defined]
+    forward.__module__ = getattr(inspect.unwrap(function), "__module__", __name__)
+    cls = type(patch.name, (nn.Module,), {"forward": forward, "__module__": forward.__module__})
+    module: nn.Module = cls().eval()
+    return _plan_region(RegionGroup(patch.name, {"": module}, "block"), encoder.config), module
 
 
 def _argument_names(module: nn.Module) -> list[list[str]]:
