@@ -132,6 +132,8 @@ class _TraceDoor:
     def __call__(self, frame: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
         region = self.region()
         if region is None or frame.f_code is not self.code:
+            if region is not None and not region.platform.supports_fullgraph:  # a piece between two breaks
+                return self.convert(frame, *args, skip=skip + 1, **kwargs)
             return ConvertFrameReturn(skip_reason="not the frame of a region")
         values = frame.f_locals
         return region.trace(
@@ -150,8 +152,7 @@ class _TraceDoor:
             limit = region.config.recompile_limit + _TORCH_LIMIT_MARGIN if region is not None else None
             door = _TraceDoor.__new__(_TraceDoor)
             door.region, door.code = self.region, self.code
-            one_graph = region is None or region.platform.supports_fullgraph
-            door.convert = convert_frame_assert(backend, one_graph=one_graph, recompile_limit=limit)
+            door.convert = convert_frame_assert(backend, one_graph=True, recompile_limit=limit)
             door._torchdynamo_orig_backend = backend
             return door
 
@@ -163,11 +164,13 @@ def _put_trace_door(call: Any, code: types.CodeType, region: Region) -> None:
         wrapper: Any = cell.cell_contents
         if isinstance(wrapper, CatchErrorsWrapper):
             plain: Any = wrapper._torchdynamo_orig_backend
-            convert = convert_frame_assert(
-                plain._torchdynamo_orig_backend,
-                one_graph=region.platform.supports_fullgraph,
-                recompile_limit=region.config.recompile_limit + _TORCH_LIMIT_MARGIN,
-            )
+            convert = plain
+            if region.platform.supports_fullgraph:
+                convert = convert_frame_assert(
+                    plain._torchdynamo_orig_backend,
+                    one_graph=True,
+                    recompile_limit=region.config.recompile_limit + _TORCH_LIMIT_MARGIN,
+                )
             wrapper._torchdynamo_orig_backend = _TraceDoor(region, code, convert)
             return
     raise RuntimeError(  # a later torch: the tests run this on every supported version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
+from transformers import CompileConfig
 
 from ..config import CompilationConfig
 from ..platforms import current_platform, resolve_backend
@@ -29,8 +31,10 @@ def platform_backend(
     """Let every `torch.compile` of the process that names no backend use the platform's, inside the `with` block.
 
     Some code of Transformers compiles by itself, and without a backend that means Inductor: continuous batching, flex
-    attention, the generation of DiffusionGemma and VibeVoice. A call that names a backend keeps it, and so does what
-    was compiled before. Blocks may be nested and may end in any order; the latest that is still open counts.
+    attention, the generation of DiffusionGemma. A `CompileConfig` (of `generate`, of continuous batching) names
+    Inductor unless told otherwise; one that is made inside the block names the platform's backend. A call that names a
+    backend keeps it, and so does what was compiled before. Blocks may be nested and may end in any order; the latest
+    that is still open counts.
 
     Args:
         device: a device, its name, or a model on it; by default the accelerator that torch has at hand.
@@ -56,15 +60,26 @@ def platform_backend(
     route = object()
     with _lock:
         if not _routes:
-            _before.append(torch.compiler.get_default_backend())
+            _before.append((torch.compiler.get_default_backend(), CompileConfig.__init__.__defaults__))
         _routes.append((route, chosen if is_inductor(chosen) else _without_mode(chosen)))
-        torch.compiler.set_default_backend(_routes[-1][1])
+        _use(_routes[-1][1])
     try:
         yield chosen
     finally:
         with _lock:
             _routes[:] = [each for each in _routes if each[0] is not route]
-            torch.compiler.set_default_backend(_routes[-1][1] if _routes else _before.pop())
+            if _routes:
+                _use(_routes[-1][1])
+            else:
+                default, CompileConfig.__init__.__defaults__ = _before.pop()
+                torch.compiler.set_default_backend(default)
+
+
+def _use(backend: Any) -> None:
+    torch.compiler.set_default_backend(backend)
+    names = [field.name for field in dataclasses.fields(CompileConfig)]
+    defaults = dict(zip(names, CompileConfig.__init__.__defaults__ or (), strict=True))
+    CompileConfig.__init__.__defaults__ = tuple({**defaults, "backend": backend}.values())
 
 
 def _without_mode(backend: str | Callable[..., Any]) -> Callable[..., Any]:

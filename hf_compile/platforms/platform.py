@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 __all__ = ["Platform"]
@@ -43,8 +43,13 @@ class Platform:
     simple_compile_backend: str | Callable[..., Any] = "inductor"
     supports_dynamic_compile: bool = True
     supports_fullgraph: bool = True
-    options: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = types.MappingProxyType({})
     package: str = ""
+
+    def __init_subclass__(cls) -> None:
+        backend = vars(cls).get("simple_compile_backend")
+        if isinstance(backend, types.FunctionType):  # a function in a class body is no method here
+            cls.simple_compile_backend = staticmethod(backend)
 
     def is_current(self) -> bool:
         """Say whether models on `device_type` run on this platform, by what is loaded already; import nothing."""
