@@ -27,9 +27,7 @@ def main() -> None:
         got = [model(each).last_hidden_state for each in images]
     assert all(map(torch.equal, got, want))
     assert torch.equal(extractor(sound, sampling_rate=16000).input_features, features)
-    print(
-        f"the backend of the accelerator compiled {len(acme.runtime.graphs)} graphs: {'; '.join(acme.runtime.graphs)}"
-    )
+    print(f"the accelerator's backend compiled {len(acme.runtime.graphs)} graphs: {'; '.join(acme.runtime.graphs)}")
     print(hf_compile.status(model))
     print(hf_compile.status(extractor))
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import inspect
 import pickle
-import pkgutil
 
-import hf_compile_patches
 import numpy as np
 import pytest
 import torch
@@ -17,153 +13,20 @@ from compiler.tiny import Counting
 from packaging.version import Version
 
 import hf_compile
-from hf_compile.compiler.attaching import Attached
-from hf_compile.compiler.functions import CompiledFunctions
-from hf_compile.config import CompilationConfig
-from hf_compile.functions import SAMPLING, FunctionPatch, class_of, find_targets
-from hf_compile.plan import ModelPlan, plan_functions
-from hf_compile.rewriting import rewritten
+from benchmarks.functions import compiled, inputs_of, plain, scale, shipped, whole
+from hf_compile.functions import FunctionPatch, find_targets
 
 NEWEST = Version(transformers.__version__) >= Version("5.24")
 pytestmark = pytest.mark.skipif(not NEWEST, reason="the patches are written for the sources of Transformers 5.24")
 
 
-def leaves(patches):
-    for patch in patches:
-        yield from leaves(patch.returns) if patch.returns else [patch]
-
-
-def shipped():
-    for module in pkgutil.iter_modules(hf_compile_patches.__path__):
-        patches = getattr(importlib.import_module(f"hf_compile_patches.{module.name}"), "FUNCTIONS", ())
-        yield from ((f"{module.name}: {patch.name}", patch) for patch in leaves(patches))
-    yield from ((f"sampling: {patch.name}", patch) for patch in leaves(SAMPLING))
-
-
 PATCHES = dict(shipped()) if NEWEST else {}
-
-
-def plain(patch):
-    """Return the function that a patch compiles, as Transformers has it."""
-    method = inspect.getattr_static(class_of(patch), patch.method.rpartition(".")[2])
-    cut, found = patch.cut("_piece"), []
-    if cut is None:
-        return method
-    rewritten(method, [cut], lambda _, function: found.append(function) or function)
-    return found[0]
-
-
-def compiled(patch, backend):
-    """Return the same function, compiled, and its region."""
-    config = CompilationConfig(backend=backend)
-    how = plan_functions(transformers.ParakeetFeatureExtractor(), config).how
-    functions = CompiledFunctions(how, Attached(ModelPlan("", "cpu", config, ())))
-    call = functions._compiled(patch, plain(patch))
-    return call, functions.regions[0][1]
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-
-
-def whole(high, *shape):
-    return torch.randint(high, shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-class Object:
-    """Stands for `self`: the attributes that the code reads."""
-
-    def __init__(self, **attributes):
-        vars(self).update(attributes)
-
-
-ITSELF = Object(preemphasis=0.97, final_logit_softcapping=30.0, confidence_threshold=0.5)
 SIZES = ((1, 7), (3, 5), (1, 1), (2, 300), (5, 2), (4, 64))
 
 
-def sounds(batch, length):
-    lengths = torch.tensor([length] + [max(1, length - 3)] * (batch - 1))[:batch]
-    padded = transformers.BatchFeature({"audio_lengths": lengths})
-    return {"self": ITSELF, "input_features": numbers(batch, length), "padded_inputs": padded}
-
-
-def frames(batch, length):
-    lengths = torch.tensor([length] + [max(2, length - 3)] * (batch - 1))[:batch]
-    return {
-        "attention_mask": torch.arange(length)[None] < lengths[:, None],
-        "input_features": numbers(batch, length, 80),
-        "features_lengths": lengths,
-    }
-
-
-def places(batch, length):
-    count = batch * length
-    sizes = {"widths": torch.full((count,), 2 + length), "heights": torch.full((count,), 2 + batch)}
-    settings = {"merge": 1, "side": 8, "mode": "bicubic", "align_corners": False, "padding": "border"}
-    return {"within": torch.arange(count), **sizes, **settings}
-
-
-def warper(name, **options):
-    one = getattr(transformers, name)(**options)
-    return lambda batch, length: {"self": one, "input_ids": whole(9, batch, 3), "scores": numbers(batch, 40 + length)}
-
-
-SAMPLER = Object(entropy_bound=2.0)
-
-# piece -> what it is called with for a batch and a length
-INPUTS = {
-    "VideoProcessor": lambda batch, length: {
-        "frames": 255 * numbers(batch, 3, length, 8).abs(),
-        "norm_mean": torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1),
-        "norm_std": torch.tensor([0.2, 0.3, 0.2]).view(1, 3, 1, 1),
-    },
-    "__call__ > timemask": sounds,
-    "_torch_extract_fbank_features > magnitudes": lambda batch, length: {
-        "stft": torch.complex(numbers(batch, 257, length), numbers(batch, 257, length, seed=1))
-    },
-    "_torch_extract_fbank_features > mel_spec": lambda batch, length: {"mel_spec": numbers(batch, 80, length).abs()},
-    "__call__ > mask": frames,
-    "get_vision_interpolation_indices_and_weights": places,
-    "forward > logits": lambda batch, length: {"logits": 50 * numbers(batch, length, 40), "self": ITSELF},
-    "accept_canvas": lambda batch, length: {
-        "self": copy.copy(SAMPLER),
-        "current_canvas": whole(40, batch, length),
-        "denoiser_canvas": whole(40, batch, length),
-        "logits": numbers(batch, length, 40),
-        "cur_step": torch.tensor(3),
-    },
-    "StableAndConfidentStoppingCriteria": lambda batch, length: {"logits": numbers(batch, length, 40), "self": ITSELF},
-    "rescale_and_normalize": lambda batch, length: {
-        "self": transformers.NemotronH_Omni_Reasoning_V3ImageProcessor(),
-        "images": numbers(batch, 3, length, 2 * length),
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": (0.5, 0.4, 0.3),
-        "image_std": (0.2, 0.3, 0.2),
-    },
-    "convert_image_to_patches": lambda batch, length: {"images": numbers(batch, 3, 16 * length, 32), "patch_size": 16},
-    "TopKLogitsWarper": lambda batch, length: {**warper("TopKLogitsWarper", top_k=5)(batch, length), "top_k": 5},
-    "TopPLogitsWarper.__call__ > cumulative": lambda batch, length: {
-        "self": Object(top_p=0.8),
-        "sorted_logits": numbers(batch, 40 + length).sort().values,
-    },
-    "TopPLogitsWarper.__call__ > indices": lambda batch, length: {
-        "self": Object(filter_value=-float("inf")),
-        "scores": numbers(batch, 40 + length),
-        "sorted_indices": numbers(batch, 40 + length).sort().indices,
-        "sorted_indices_to_remove": numbers(batch, 40 + length) > 0,
-    },
-    "MinPLogitsWarper": warper("MinPLogitsWarper", min_p=0.1),
-}
-
-
 def calls(name, sizes=SIZES):
-    make = next(make for words, make in INPUTS.items() if words in name)
-    names = list(inspect.signature(plain(PATCHES[name])).parameters)
     for batch, length in sizes:
-        made = make(batch, length)
-        yield {argument: made[argument] for argument in names if argument in made}
+        yield inputs_of(name, PATCHES[name], batch, length)
 
 
 def check(name, backend, *, graphs=1, sizes=SIZES):
@@ -174,13 +37,13 @@ def check(name, backend, *, graphs=1, sizes=SIZES):
     call, region = compiled(patch, backend)
     with torch.no_grad():
         for arguments in calls(name, sizes):
-            want = original(*copy.deepcopy(list(arguments.values())))
-            got = call(*copy.deepcopy(list(arguments.values())))
+            want = original(*copy.deepcopy(arguments))
+            got = call(*copy.deepcopy(arguments))
             pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
             for left, right in pairs:
                 is_exact = backend != "inductor" or not right.is_floating_point()
-                scale = float(right.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if right.numel() else 0.0
-                torch.testing.assert_close(left, right, rtol=0, atol=0 if is_exact else 1e-5 * scale, equal_nan=True)
+                atol = 0 if is_exact else 1e-5 * scale(right)
+                torch.testing.assert_close(left, right, rtol=0, atol=atol, equal_nan=True)
     assert (region.graphs, region.eager_calls) == (graphs, 0), region.eager_reasons or region.made_for
 
 
