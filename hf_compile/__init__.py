@@ -8,7 +8,15 @@ from typing import Any
 __version__ = "0.1.0.dev0"
 
 _WHERE = {
-    "api": ("compile_mm_encoder", "status", "uncompile_mm_encoder", "verify"),
+    "api": (
+        "compile_mm_encoder",
+        "compile_processor",
+        "status",
+        "uncompile_mm_encoder",
+        "uncompile_processor",
+        "verify",
+    ),
+    "compiler.routing": ("platform_backend",),
     "config": (
         "MAX_INT32",
         "CompilationConfig",
@@ -30,10 +38,13 @@ _WHERE = {
         "UnsupportedModelError",
         "VerificationError",
     ),
+    "functions": ("FunctionPatch",),
     "integrations.loading": ("from_pretrained", "inspect_mm_encoder"),
     "integrations.transformers": ("install", "uninstall"),
     "patching": ("register_patch",),
+    "platforms": ("Platform", "current_platform", "register_platform"),
     "signature": ("infer_dynamic_arg_dims",),
+    "warming": ("warm_first_call",),
 }
 _ROOMS = {name: room for room, names in _WHERE.items() for name in names}
 

@@ -12,23 +12,33 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .compiler import Attached, attach, without_slots
+from .compiler import Attached, attach, attach_functions, without_slots
 from .config import CompilationConfig, resolve_switch
 from .counters import compilation_counter
 from .errors import ConfigurationError, UnsupportedModelError
-from .plan import ModelPlan, make_plan
+from .plan import ModelPlan, make_plan, plan_functions
+from .platforms import current_platform
 from .report import StatusReport, report
 from .verification import largest_difference
 
-__all__ = ["compile_mm_encoder", "plan_model", "status", "uncompile_mm_encoder", "verify"]
+__all__ = [
+    "compile_mm_encoder",
+    "compile_processor",
+    "plan_model",
+    "status",
+    "uncompile_mm_encoder",
+    "uncompile_processor",
+    "verify",
+]
 
 logger = logging.get_logger("transformers.hf_compile")
 
 Model = TypeVar("Model")
+Processor = TypeVar("Processor")
 Config = CompilationConfig | Mapping[str, Any] | str | None
 
 # The slots of a model hold its Attached, so it goes when the model goes; the model is never held from here.
-_attached: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[Attached], Any]] = weakref.WeakKeyDictionary()
+_attached: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Attached], Any]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
 attach_listeners: list[Callable[[nn.Module, Attached], None]] = []
@@ -90,6 +100,70 @@ def compile_mm_encoder(
     return model
 
 
+def compile_processor(
+    processor: Processor, *, compilation_config: Config = None, device: str | torch.device = "cpu"
+) -> Processor:
+    """Compile functions of a processor in place: those that the patches of its family name.
+
+    Feature extractors, image and video processors are looked into. Each function becomes one graph for every size, and
+    results are those of eager. The object's class makes way for a subclass of the same name until
+    `uncompile_processor`; copies and pickles are of the original class.
+
+    Args:
+        processor: a Transformers processor, feature extractor, image processor or video processor.
+        compilation_config: a `CompilationConfig`, its options, or the path of a JSON file.
+        device: where it computes, as its own `device=`; it decides about the platform.
+
+    Returns:
+        The same object. One whose family names no function stays as it is, and `status` says so.
+
+    Raises:
+        ConfigurationError: an option is illegal.
+        UnsupportedModelError: the object is a model, or nothing that Transformers processes inputs with.
+
+    ```python
+    >>> import hf_compile, transformers
+    >>> extractor = hf_compile.compile_processor(transformers.ParakeetFeatureExtractor())
+    >>> len(hf_compile.status(extractor).functions) > 0
+    True
+
+    ```
+    """
+    config = resolve_switch(True, compilation_config).config
+    if isinstance(processor, nn.Module) or not (hasattr(processor, "model_input_names")):
+        raise UnsupportedModelError(
+            f"{type(processor).__name__} is no processor of Transformers; compile_mm_encoder compiles models"
+        )
+    with _lock:
+        key = (config, str(device))
+        current = _find(processor)
+        if current is not None and _attached[processor][1] == key:
+            return processor
+        functions = plan_functions(processor, config, device)
+        name = functions.how.platform.name if functions is not None else current_platform(device).name
+        plan = ModelPlan(type(processor).__name__, name, config, (), functions)
+        if current is not None:
+            uncompile_processor(processor)
+        attached = attach_functions(plan)
+        if functions is not None:
+            _attached[processor] = (weakref.ref(attached), key)
+    return processor
+
+
+def uncompile_processor(processor: Processor) -> Processor:
+    """Take a processor back to what it was before `compile_processor`; one that is not compiled stays as it is.
+
+    Returns:
+        The same object.
+    """
+    with _lock:
+        current = _find(processor)
+        if current is not None:
+            current.detach()
+            del _attached[processor]
+    return processor
+
+
 def uncompile_mm_encoder(model: Model) -> Model:
     """Take a model, or the model of a pipeline, back to what it was before `compile_mm_encoder`.
 
@@ -115,7 +189,8 @@ def status(model: Any) -> StatusReport:
     """Report what was compiled, what was not, and why.
 
     Args:
-        model: a model or pipeline; one that is not compiled (a deepcopy of a compiled one, say) gives an empty report.
+        model: a model, pipeline or processor; one that is not compiled (a deepcopy of a compiled one, say) gives an
+            empty report.
 
     Returns:
         A report whose `str()` is a table and whose `to_dict()` holds JSON types.
@@ -123,6 +198,11 @@ def status(model: Any) -> StatusReport:
     Raises:
         UnsupportedModelError: the object is no model.
     """
+    if hasattr(model, "model_input_names") and not isinstance(model, nn.Module):
+        current = _find(model)
+        if current is not None:
+            return report(current.plan, current)
+        return StatusReport(type(model).__name__, "none", "none", (), note="no function of it is compiled")
     module = _module_of(model)
     reports = []
     for path, inner in module.named_modules():
@@ -131,9 +211,10 @@ def status(model: Any) -> StatusReport:
             reports.append(report(current.plan, current, inside=path))
     if not reports:
         note = "not compiled by hf_compile; every call runs eager"
-        return StatusReport(type(module).__name__, "none", "none", (), note)
+        return StatusReport(type(module).__name__, "none", "none", (), note=note)
     encoders = tuple(encoder for each in reports for encoder in each.encoders)
-    return dataclasses.replace(reports[0], model_class=type(module).__name__, encoders=encoders)
+    functions = tuple(function for each in reports for function in each.functions)
+    return dataclasses.replace(reports[0], model_class=type(module).__name__, encoders=encoders, functions=functions)
 
 
 def verify(model: Any, inputs: Mapping[str, Any], *, encoder: str | None = None) -> dict[str, float]:
@@ -185,8 +266,8 @@ def _attach(module: nn.Module, plan: ModelPlan, key: Any) -> None:
         listener(module, attached)
 
 
-def _find(module: nn.Module) -> Attached | None:
-    entry = _attached.get(module)
+def _find(owner: Any) -> Attached | None:
+    entry = _attached.get(owner)
     return entry[0]() if entry is not None else None
 
 

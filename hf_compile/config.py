@@ -44,6 +44,7 @@ _INTEGER = re.compile(r"-?[0-9]+")
 ENV_SWITCH = "HF_COMPILE_MM_ENCODER"
 ENV_CONFIG = "HF_COMPILE_CONFIG"
 ENV_BACKEND = "HF_COMPILE_BACKEND"
+ENV_COMPILER = "CXX"
 
 
 class CompilationMode(enum.IntEnum):
@@ -183,6 +184,8 @@ class CompilationConfig:
             `strict`, and makes that call run eager otherwise.
         include_projector: also compile what lies between an encoder and the text model (projector, connector,
             Q-Former, resampler), each as a further encoder. A merger inside the encoder is compiled anyway.
+        function_patches: compile functions of the model too that its family's patches name.
+        compile_sampling: compile the warpers of `generate` (top-k, top-p, min-p); random draws stay as they are.
         encoders: module path -> options that differ for that encoder.
 
     Raises:
@@ -212,6 +215,8 @@ class CompilationConfig:
     recompile_limit: int = 8
     verify: bool = False
     include_projector: bool = False
+    function_patches: bool = True
+    compile_sampling: bool = False
     encoders: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __new__(cls, **options: Any) -> CompilationConfig:
@@ -223,8 +228,9 @@ class CompilationConfig:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
-        for name in ("compile_mm_encoder", "strict", "fail_on_recompile", "verify", "include_projector"):
-            _flag(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            if isinstance(field.default, bool):
+                _flag(field.name, getattr(self, field.name))
         for name in ("options", "dynamic_arg_dims", "compile_sizes", "execution_modes", "encoders"):
             value = getattr(self, name)
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -258,7 +264,7 @@ class CompilationConfig:
         return hash((self.mode, self.backend, self.granularity, self.dynamic_shapes, self.compile_ranges))
 
     def _parse_overrides(self, path: str, options: Any) -> dict[str, Any]:
-        of_the_model = ("compile_mm_encoder", "encoders", "include_projector")
+        of_the_model = ("compile_mm_encoder", "encoders", "include_projector", "function_patches", "compile_sampling")
         if not isinstance(options, Mapping) or set(of_the_model) & set(options):
             raise ConfigurationError(
                 f"encoders[{path!r}]={options!r} is not legal; it must map option names (other than "
@@ -509,6 +515,11 @@ def environment_backend() -> str | None:
     if backend is not None and not backend.strip():
         raise ConfigurationError(f"{ENV_BACKEND} is set but empty; name a backend or unset it")
     return None if backend is None else backend.strip()
+
+
+def environment_compiler() -> str | None:
+    """Return the C++ compiler that `CXX` names, which is Inductor's own variable, or None."""
+    return os.environ.get(ENV_COMPILER, "").strip() or None
 
 
 def should_torch_compile_mm_encoder(config: CompilationConfig) -> bool:

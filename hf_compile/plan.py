@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
+from transformers.utils import logging
 
 from .attention import RAGGED_REPLACES
-from .config import CompilationConfig, normalize_dims
+from .config import CompilationConfig, CompileRange, normalize_dims
 from .decorators import find_mark
 from .encoders import EncoderInfo, find_encoders, find_projectors
-from .errors import ConfigurationError, UnsupportedModelError
+from .errors import BackendError, ConfigurationError, UnsupportedModelError
+from .functions import SAMPLING, FunctionPatch, Target, families_of, find_targets
 from .inputs import make_inputs, observe_ranks
-from .patching import FamilyPatch, find_patches
-from .platforms import resolve_backend, resolve_device
+from .patching import FamilyPatch, find_function_patches, find_patches
+from .platforms import Platform, current_platform, resolve_backend
 from .regions import RegionGroup, choose_regions, names_in_code, reads_attribute, reads_cu_seqlens
 from .signature import InputVerdict, read_arguments
+
+logger = logging.get_logger("transformers.hf_compile")
 
 MASK_MAKERS = ("create_bidirectional_mask", "create_bidirectional_sliding_window_mask")
 """Functions of Transformers that return None in place of a padding mask that hides nothing."""
 
-__all__ = ["EncoderPlan", "ModelPlan", "RegionPlan", "make_plan"]
+__all__ = ["EncoderPlan", "FunctionsPlan", "ModelPlan", "RegionPlan", "make_plan", "plan_function", "plan_functions"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,19 +85,46 @@ class EncoderPlan:
     outside: tuple[str, ...]
     regions: tuple[RegionPlan, ...]
     config: CompilationConfig
+    platform: Platform
     backend: str | Callable[..., Any]
     keeps_masks: bool = False
     patches: tuple[FamilyPatch, ...] = ()
 
+    @property
+    def why_static(self) -> str:
+        """Say why a graph cannot serve many sizes here; nothing where it can."""
+        if self.platform.supports_dynamic_compile:
+            return ""
+        return (
+            f"platform {self.platform.name} compiles no graph that serves many sizes "
+            "(supports_dynamic_compile=False); sizes named in compile_sizes are compiled each for itself"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionsPlan:
+    """The functions of a model or processor that are compiled.
+
+    Args:
+        targets: objects, with the patches of each.
+        missing: patches that name what this Transformers does not have, and why.
+        how: config, backend and platform.
+    """
+
+    targets: tuple[Target, ...]
+    missing: tuple[str, ...]
+    how: EncoderPlan
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelPlan:
-    """The encoders of one model."""
+    """The encoders of one model, and functions beside them."""
 
     model_class: str
     platform: str
     config: CompilationConfig
     encoders: tuple[EncoderPlan, ...]
+    functions: FunctionsPlan | None = None
 
 
 def make_plan(
@@ -108,6 +141,7 @@ def make_plan(
     Raises:
         EncoderNotFoundError: there is no encoder.
         ConfigurationError: the config names an argument, a dim or an encoder that does not exist.
+        BackendError: torch does not know the backend, or (under `strict`) the platform's toolchain is missing.
         UnsupportedModelError: there is nothing to compile in an encoder.
     """
     infos = find_encoders(model, encoder=encoder)
@@ -127,6 +161,9 @@ def make_plan(
         if not groups:
             raise UnsupportedModelError(f"{info.path or type(info.module).__name__}: nothing to compile; {reason}")
         regions = tuple(_plan_region(group, own) for group in groups)
+        platform = current_platform(info.module)
+        backend = resolve_backend(own, platform)
+        _check_toolchain(platform, backend, own)
         _check_declared(info, regions, own, try_inputs)
         model_types = [getattr(getattr(each, "config", None), "model_type", "") for each in (info.module, model)]
         encoders.append(
@@ -138,13 +175,25 @@ def make_plan(
                 outside=tuple(_outside(info.module, groups)),
                 regions=regions,
                 config=own,
-                backend=resolve_backend(own),
+                platform=platform,
+                backend=backend,
                 keeps_masks=granularity == "block" and _may_keep_masks(info.module),
                 patches=find_patches(*model_types),
             )
         )
     _refuse_nested(encoders)
-    return ModelPlan(type(model).__name__, resolve_device(model), config, tuple(encoders))
+    names = ", ".join(dict.fromkeys(encoder.platform.name for encoder in encoders))
+    return ModelPlan(type(model).__name__, names, config, tuple(encoders), plan_functions(model, config))
+
+
+def _check_toolchain(platform: Platform, backend: str | Callable[..., Any], config: CompilationConfig) -> None:
+    """Say at load time what the first image would fail for; another backend than the platform's needs other tools."""
+    missing = platform.missing_toolchain() if backend == platform.simple_compile_backend else None
+    if missing is None:
+        return
+    if config.strict:
+        raise BackendError(f"{platform.name}: {missing}; or choose another backend, such as 'aot_eager'")
+    logger.warning_once(f"{platform.name}: {missing}. Until then regions that have to be compiled run eager")
 
 
 def _may_keep_masks(encoder: nn.Module) -> bool:
@@ -200,6 +249,70 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
         branches_on_batch=any(isinstance(child, nn.MultiheadAttention) for child in module.modules()),
         asks_is_tracing=reads_attribute(module, "is_tracing"),
     )
+
+
+def plan_functions(
+    root: Any, config: CompilationConfig, device: str | torch.device | None = None
+) -> FunctionsPlan | None:
+    """Find the functions of a model's or processor's family that are to be compiled; None where there is none.
+
+    Args:
+        root: a model, a processor, or a part of one.
+        config: the options; those of encoders (dims, sizes, ranges) do not count.
+        device: where the functions run; by default that of the model, or the CPU for a processor.
+
+    Raises:
+        BackendError: torch does not know the backend.
+    """
+    if not config.function_patches:
+        return None
+    is_model = isinstance(root, nn.Module)
+    model_type = getattr(getattr(root, "config", None), "model_type", "") if is_model else ""
+    patches = find_function_patches(*dict.fromkeys((model_type, *families_of(root))))
+    if is_model and config.compile_sampling:
+        patches = (*patches, *SAMPLING)
+    targets, missing = find_targets(root, patches)
+    if not targets and not missing:
+        return None
+    platform = current_platform(device or (root if is_model else "cpu"))
+    own = dataclasses.replace(
+        config, dynamic_arg_dims={}, compile_sizes={}, compile_ranges=(CompileRange(),), encoders={}
+    )
+    how = EncoderPlan(
+        info=EncoderInfo("", nn.Module(), (), "named by a family patch"),
+        granularity="function",
+        granularity_reason="named by a family patch",
+        coverage=0.0,
+        outside=(),
+        regions=(),
+        config=own,
+        platform=platform,
+        backend=resolve_backend(own, platform),
+    )
+    return FunctionsPlan(tuple(targets), tuple(missing), how)
+
+
+def plan_function(
+    patch: FunctionPatch, function: Callable[..., Any], encoder: EncoderPlan
+) -> tuple[RegionPlan, nn.Module]:
+    """Return the plan of a region that is a function, and the module it is given as.
+
+    Args:
+        patch: names it.
+        function: any function; what its arguments are is read from its signature.
+        encoder: how it is compiled.
+    """
+
+    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    module_argument = inspect.Parameter("module", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    forward.__signature__ = inspect.Signature([module_argument, *parameters])  # type: ignore[attr-defined]
+    forward.__module__ = getattr(inspect.unwrap(function), "__module__", __name__)
+    cls = type(patch.name, (nn.Module,), {"forward": forward, "__module__": forward.__module__})
+    module: nn.Module = cls().eval()
+    return _plan_region(RegionGroup(patch.name, {"": module}, "block"), encoder.config), module
 
 
 def _argument_names(module: nn.Module) -> list[list[str]]:

@@ -56,12 +56,13 @@ class EncoderReport:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StatusReport:
-    """A model's encoders and their regions; `str()` is a table, `to_dict()` is JSON."""
+    """A model's encoders with their regions, and functions that are compiled; `str()` is a table, `to_dict()` JSON."""
 
     model_class: str
     platform: str
     backend: str
     encoders: tuple[EncoderReport, ...]
+    functions: tuple[RegionReport, ...] = ()
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,15 +73,9 @@ class StatusReport:
             encoder["patches"] = list(encoder["patches"])
             encoder["outside"] = list(encoder["outside"])
             encoder["remedies"] = list(encoder["remedies"])
-            encoder["regions"] = [
-                {
-                    **region,
-                    "remedies": list(region["remedies"]),
-                    "inputs": [{**verdict, "dims": list(verdict["dims"])} for verdict in region["inputs"]],
-                }
-                for region in encoder["regions"]
-            ]
-        return {"schema_version": SCHEMA_VERSION, **content, "encoders": list(content["encoders"])}
+            encoder["regions"] = list(map(_lists, encoder["regions"]))
+        lists = {"encoders": list(content["encoders"]), "functions": list(map(_lists, content["functions"]))}
+        return {"schema_version": SCHEMA_VERSION, **content, **lists}
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -93,10 +88,9 @@ class StatusReport:
     __repr__ = __str__  # what a notebook shows of a cell's last value
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
-        from rich.table import Table
         from rich.text import Text
 
-        where = f" on {self.platform}, backend {self.backend}" if self.encoders else ""
+        where = f" on {self.platform}, backend {self.backend}" if self.encoders or self.functions else ""
         yield Text(f"{self.model_class}{where}" + (f": {self.note}" if self.note else ""))
         for encoder in self.encoders:
             yield Text(
@@ -111,23 +105,40 @@ class StatusReport:
                 yield Text(f"  patched for {patch}")
             for remedy in encoder.remedies:
                 yield Text(f"  remedy: {remedy}")
-            table = Table(show_edge=False, pad_edge=False)
-            for heading in ("region", "modules", "state", "graphs", "calls", "eager", "compile s"):
-                table.add_column(heading, justify="left" if heading in ("region", "state") else "right")
-            for region in encoder.regions:
-                table.add_row(
-                    region.class_name,
-                    *map(str, (region.instances, region.state, region.graphs, region.calls, region.eager_calls)),
-                    f"{region.compile_seconds:.1f}",
-                )
-            yield table
-            for region in encoder.regions:
-                yield Text(f"{region.class_name}: {region.state}" + (f", {region.reason}" if region.reason else ""))
-                for remedy in region.remedies:
-                    yield Text(f"  remedy: {remedy}")
-                for verdict in region.inputs:
-                    dims = f" dim {', '.join(map(str, verdict.dims))}" if verdict.dims else ""
-                    yield Text(f"  {verdict.name}: {verdict.verdict}{dims} ({verdict.reason})")
+            yield from _shown("region", "modules", encoder.regions)
+        if self.functions:
+            yield Text("\nfunctions")
+            yield from _shown("function", "objects", self.functions)
+
+
+def _lists(region: dict[str, Any]) -> dict[str, Any]:
+    """Return a region with lists for tuples, as in JSON."""
+    inputs = [{**verdict, "dims": list(verdict["dims"])} for verdict in region["inputs"]]
+    return {**region, "remedies": list(region["remedies"]), "inputs": inputs}
+
+
+def _shown(kind: str, members: str, regions: Sequence[RegionReport]) -> Iterator[Any]:
+    """Yield a table of regions or functions, and below it a line for each with its arguments."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in (kind, members, "state", "graphs", "calls", "eager", "compile s"):
+        table.add_column(heading, justify="left" if heading in (kind, "state") else "right")
+    for region in regions:
+        table.add_row(
+            region.class_name,
+            *map(str, (region.instances, region.state, region.graphs, region.calls, region.eager_calls)),
+            f"{region.compile_seconds:.1f}",
+        )
+    yield table
+    for region in regions:
+        yield Text(f"{region.class_name}: {region.state}" + (f", {region.reason}" if region.reason else ""))
+        for remedy in region.remedies:
+            yield Text(f"  remedy: {remedy}")
+        for verdict in region.inputs:
+            dims = f" dim {', '.join(map(str, verdict.dims))}" if verdict.dims else ""
+            yield Text(f"  {verdict.name}: {verdict.verdict}{dims} ({verdict.reason})")
 
 
 def report(plan: ModelPlan, attached: Attached | None = None, inside: str = "") -> StatusReport:
@@ -160,8 +171,23 @@ def report(plan: ModelPlan, attached: Attached | None = None, inside: str = "") 
                 regions=tuple(regions),
             )
         )
-    backends = dict.fromkeys(_backend_name(encoder.backend) for encoder in plan.encoders)
-    return StatusReport(plan.model_class, plan.platform, ", ".join(backends), tuple(encoders))
+    hows = [*plan.encoders, *([plan.functions.how] if plan.functions is not None else [])]
+    backends = dict.fromkeys(_backend_name(how.backend) for how in hows)
+    functions = tuple(_functions(plan, attached))
+    return StatusReport(plan.model_class, plan.platform, ", ".join(backends), tuple(encoders), functions)
+
+
+def _functions(plan: ModelPlan, attached: Attached | None) -> Iterator[RegionReport]:
+    """Yield what became of the functions that patches name: of one that this Transformers lacks, that."""
+    if plan.functions is None:
+        return
+    if attached is not None and attached.functions is not None:
+        for patch, region in attached.functions.regions:
+            made = _region(region.plan, plan.functions.how, region)
+            yield dataclasses.replace(made, reason="; ".join(filter(None, (made.reason, patch.reason))))
+    for missing in plan.functions.missing:
+        name, _, reason = missing.partition(": ")
+        yield RegionReport(name, name, 0, "absent", reason, 0, 0, 0, 0.0, {}, [], (), ())
 
 
 def _region(plan: RegionPlan, encoder: EncoderPlan, running: Region | None) -> RegionReport:
@@ -208,6 +234,8 @@ def _state(encoder: EncoderPlan, running: Region | None) -> tuple[str, str]:
             "pending",
             "mode STOCK_TORCH_COMPILE: torch compiles the encoder in its own way, and counts nothing here",
         )
+    if encoder.why_static and not encoder.config.compile_sizes and not (running and running.eager_calls):
+        return "eager", encoder.why_static
     if running is None:
         return "pending", "planned"
     made_for = [f"graph {number} was made for {call}" for number, call in enumerate(running.made_for, start=1)]

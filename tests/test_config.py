@@ -149,7 +149,7 @@ def test_mode_is_an_integer_or_a_name(mode):
         (
             {"encoders": {"vision": {"encoders": {}}}},
             "encoders['vision']={'encoders': {}} is not legal; it must map option names (other than "
-            "'compile_mm_encoder', 'encoders', 'include_projector') to values",
+            "'compile_mm_encoder', 'encoders', 'include_projector', 'function_patches', 'compile_sampling') to values",
         ),
         ({"encoders": {"vision": {"mode": 9}}}, f"encoders['vision']: mode=9 is not legal; {MODES}"),
         (

@@ -111,8 +111,11 @@ def _measure(
 
 def _against_float64(
     encoder: nn.Module, inputs: list[dict[str, Any]], want: list[list[torch.Tensor]], case: Case, seed: int
-) -> dict[str, float]:
-    """Return how far eager and the compiled encoder are from the same calls in float64, relative to its values."""
+) -> dict[str, Any]:
+    """Return how far eager and the compiled encoder are from the same calls in float64, relative to its values.
+
+    Or why there is no such reference: some code asks for float32 by itself.
+    """
     exact = build(case, seed=seed).double()
     for module in exact.modules():
         config: Any = getattr(module, "config", None)
@@ -121,7 +124,10 @@ def _against_float64(
     errors = []
     for each, eager in zip(inputs, want, strict=True):
         doubled = pytree.tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, each)
-        reference = list(_tensors(exact(**copy.deepcopy(doubled))))
+        try:
+            reference = list(_tensors(exact(**copy.deepcopy(doubled))))
+        except RuntimeError as error:
+            return {"no_reference": f"float64: {error}"}
         got = list(_tensors(encoder(**copy.deepcopy(each))))
         errors.append((_difference(eager, reference)[1], _difference(got, reference)[1]))
     worst = [max(column) for column in zip(*errors, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,13 +16,14 @@ from ..attention import register_attention
 from ..config import CompilationMode
 from ..counters import CompilationCounter
 from ..errors import UnsupportedModelError
-from ..plan import EncoderPlan, ModelPlan
+from ..plan import EncoderPlan, FunctionsPlan, ModelPlan
 from ..precompute import BatchProbe
 from .config_view import put_config_views
 from .encoder_call import EncoderCall, keep_masks
+from .functions import CompiledFunctions
 from .region import Region, bind
 
-__all__ = ["Attached", "attach", "without_slots"]
+__all__ = ["Attached", "attach", "attach_functions", "without_slots"]
 
 logger = logging.get_logger("transformers.hf_compile")
 
@@ -35,14 +37,15 @@ class Attached:
         self.plan = plan
         self.counter = CompilationCounter()
         self.regions: list[list[Region]] = []
+        self.functions: CompiledFunctions | None = None
         self._undo = contextlib.ExitStack()
 
     def detach(self) -> None:
         """Take the model back to what it was, in reverse order."""
-        for regions in self.regions:
-            for region in regions:
-                while region.undos:
-                    region.undos.pop()()
+        functions = [region for _, region in self.functions.regions] if self.functions is not None else []
+        for region in (*itertools.chain(*self.regions), *functions):
+            while region.undos:
+                region.undos.pop()()
         self._undo.close()
 
 
@@ -67,8 +70,26 @@ def attach(model: nn.Module, plan: ModelPlan, on_give_up: Callable[[], None]) ->
                 _attach_stock(encoder, attached, undo)
             else:
                 _attach_regions(encoder, attached, on_give_up, undo)
+        if plan.functions is not None:
+            _attach_functions(plan.functions, attached, undo)
         attached._undo = undo.pop_all()
     return attached
+
+
+def attach_functions(plan: ModelPlan) -> Attached:
+    """Compile the functions of a processor as planned; an exception on the way leaves it exactly as it was."""
+    attached = Attached(plan)
+    with contextlib.ExitStack() as undo:
+        if plan.functions is not None:
+            _attach_functions(plan.functions, attached, undo)
+        attached._undo = undo.pop_all()
+    return attached
+
+
+def _attach_functions(plan: FunctionsPlan, attached: Attached, undo: contextlib.ExitStack) -> None:
+    attached.functions = CompiledFunctions(plan.how, attached)
+    for target in plan.targets:
+        undo.callback(attached.functions.apply(target))
 
 
 @contextlib.contextmanager
@@ -126,7 +147,12 @@ def _put_slot(module: nn.Module, slot: Callable[..., Any] | None, undo: contextl
 
 def _attach_stock(encoder: EncoderPlan, attached: Attached, undo: contextlib.ExitStack) -> None:
     module = encoder.info.module
-    compiled = torch.compile(module._call_impl, backend=encoder.backend, options=dict(encoder.config.options) or None)
+    compiled = torch.compile(
+        module._call_impl,
+        backend=encoder.backend,
+        options=dict(encoder.config.options) or None,
+        dynamic=False if encoder.why_static else None,
+    )
 
     def stock_call(*args: Any, **kwargs: Any) -> Any:
         return compiled(*args, **kwargs)

@@ -37,11 +37,14 @@ __all__ = [
     "Rejected",
     "compile_region",
     "forget_graphs",
+    "is_inductor",
     "is_wanted",
     "leaf_integers",
     "marked",
     "rejection",
     "restrictions",
+    "runs_as_traced",
+    "static_shapes",
     "torch_counts",
 ]
 
@@ -49,8 +52,10 @@ __all__ = [
 _TORCH_LIMIT_MARGIN = 2
 
 
-def compile_region(region: Region) -> Callable[..., Any]:
+def compile_region(region: Region, *, disable: bool = False) -> Callable[..., Any]:
     """Return `call(module, args, kwargs)`, compiled as one full graph under the region's own code object.
+
+    With `disable` it runs eager.
 
     Torch's cache, limits, logs and profiles are kept per code object: each region has its own, named after its class.
     (`isolate_recompiles=` would do the same per callable, but its id is one variable for all threads in torch 2.13.)
@@ -65,8 +70,9 @@ def compile_region(region: Region) -> Callable[..., Any]:
         backend=_RegionBackend(region),
         fullgraph=False,  # the door below converts to one full graph; the flag itself costs 5 microseconds a call
         dynamic=None,
+        disable=disable,
     )
-    if call is own:  # TORCHDYNAMO_DISABLE=1
+    if call is own:  # disabled, here or by TORCHDYNAMO_DISABLE=1
         return call
     _put_trace_door(call, own.__code__, region)
     return call
@@ -90,10 +96,11 @@ class _RegionBackend:
 
     def __init__(self, region: Region) -> None:
         self.region = weakref.ref(region)
-        self.backend = region.backend
-        self.options = dict(region.config.options)
+        self.backend = lookup_backend(region.backend) if isinstance(region.backend, str) else region.backend
+        self.options = {**region.platform_options, **region.config.options}
+        self.is_inductor = is_inductor(region.backend)
         if (
-            self.backend == "inductor"
+            self.is_inductor
         ):  # a patch convolution gains nothing from another layout, and choosing one guards the batch
             self.options = {"layout_optimization": False, **self.options}
 
@@ -103,15 +110,14 @@ class _RegionBackend:
             region.judge(graph_module)
         keywords: dict[str, Any] = {}
         if self.options:
-            keywords = {"config_patches": self.options} if self.backend == "inductor" else {"options": self.options}
-        backend = lookup_backend(self.backend) if isinstance(self.backend, str) else self.backend
+            keywords = {"config_patches" if self.is_inductor else "options": self.options}
         inputs = _graph_inputs(graph_module)
         with contextlib.ExitStack() as plainly:
             if region is not None and region.distrusts_sizes:
                 plainly.enter_context(_patched(shapes_config, backed_size_oblivious=False))
-                if self.backend == "inductor":  # its caches would hand out the code that was wrong
+                if self.is_inductor:  # its caches would hand out the code that was wrong
                     keywords["config_patches"] = {**self.options, "force_disable_caches": True}
-            compiled = backend(graph_module, example_inputs, **keywords)
+            compiled = self.backend(graph_module, example_inputs, **keywords)
         if region is not None:
             region.judge(graph_module)  # a backend adds guards of its own
             region.saw_graph(inputs)
@@ -131,6 +137,8 @@ class _TraceDoor:
     def __call__(self, frame: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
         region = self.region()
         if region is None or frame.f_code is not self.code:
+            if region is not None and not region.platform.supports_fullgraph:  # a piece between two breaks
+                return self.convert(frame, *args, skip=skip + 1, **kwargs)
             return ConvertFrameReturn(skip_reason="not the frame of a region")
         values = frame.f_locals
         return region.trace(
@@ -161,11 +169,13 @@ def _put_trace_door(call: Any, code: types.CodeType, region: Region) -> None:
         wrapper: Any = cell.cell_contents
         if isinstance(wrapper, CatchErrorsWrapper):
             plain: Any = wrapper._torchdynamo_orig_backend
-            convert = convert_frame_assert(
-                plain._torchdynamo_orig_backend,
-                one_graph=True,
-                recompile_limit=region.config.recompile_limit + _TORCH_LIMIT_MARGIN,
-            )
+            convert = plain
+            if region.platform.supports_fullgraph:
+                convert = convert_frame_assert(
+                    plain._torchdynamo_orig_backend,
+                    one_graph=True,
+                    recompile_limit=region.config.recompile_limit + _TORCH_LIMIT_MARGIN,
+                )
             wrapper._torchdynamo_orig_backend = _TraceDoor(region, code, convert)
             return
     raise RuntimeError(  # a later torch: the tests run this on every supported version
@@ -193,6 +203,24 @@ def stance() -> str:
 def is_wanted(error: Exception) -> bool:
     """Say whether the user told torch to raise rather than compile again, by a stance or by its config."""
     return eval_frame._stance.stance == "fail_on_recompile" or isinstance(error, RecompileError)
+
+
+def is_inductor(backend: str | Callable[..., Any]) -> bool:
+    """Say whether a backend is torch's Inductor, by whatever name."""
+    return isinstance(backend, str) and lookup_backend(backend) is lookup_backend("inductor")
+
+
+def runs_as_traced(backend: str | Callable[..., Any]) -> bool:
+    """Say whether a backend of torch runs the operations of a graph one by one, and so makes nothing of a size."""
+    plain = (lookup_backend("eager"), lookup_backend("aot_eager"))
+    return isinstance(backend, str) and any(lookup_backend(backend) is each for each in plain)
+
+
+def static_shapes() -> contextlib.AbstractContextManager[None]:
+    """Trace every dim as the number it is."""
+    return _patched(
+        dynamo_config, automatic_dynamic_shapes=False, assume_static_by_default=True, guard_nn_modules=True
+    )
 
 
 @contextlib.contextmanager

@@ -41,8 +41,6 @@ MAX_SEQLEN = 1 << 20
 INSTALLED_AFTER_SECONDS = 0.2
 """Torch puts a graph into its cache after it lets go of its lock; until then other threads look again, not compile."""
 
-RUN_AS_TRACED = ("eager", "aot_eager")
-"""Backends that run the operations of a graph one by one, and so make nothing of a size."""
 _ROUNDING = 30
 """Above the tolerance, and still taken for rounding when the graph was made with the greatest care: some encoders are
 further than that from float64 in eager too."""
@@ -110,6 +108,9 @@ class Region:
         self, plan: RegionPlan, encoder: EncoderPlan, counter: CompilationCounter, give_up: Callable[[], None]
     ) -> None:
         self.plan, self.config, self.backend = plan, encoder.config, encoder.backend
+        self.platform = encoder.platform
+        is_its_own = encoder.backend == encoder.platform.simple_compile_backend
+        self.platform_options = dict(encoder.platform.options) if is_its_own else {}
         self.name = ".".join(filter(None, (encoder.info.path, plan.class_name)))
         self.give_up = give_up
         self.counters = (counter, compilation_counter)
@@ -133,9 +134,10 @@ class Region:
                 self._sizes[name, dim] = sizes
         self._calls: dict[Any, Callable[..., Any]] = {}
         self.ranged = self.config.compile_ranges != (CompileRange(),) or bool(self._sizes)
+        self.why_static = encoder.why_static
         policies = self.config.execution_modes
         self.eager_modes = {mode for mode, policy in policies.items() if policy == "eager"}
-        self.careful = self.ranged or self.config.verify or bool(self.eager_modes - {"train"})
+        self.careful = self.ranged or self.config.verify or bool(self.eager_modes - {"train"} or self.why_static)
         # What Transformers passes on to every layer, and this one takes by **kwargs and never reads
         self.dropped = () if plan.role == "encoder" else tuple(name for name in _RECORDED[:2] if name in plan.unread)
         self.constants: dict[str, Any] = {}
@@ -151,13 +153,13 @@ class Region:
         self.careful = self.careful or bool(self.precompute)
         self._plain = Remedies(DynamicShapesType(self.config.dynamic_shapes))
         # Inductor (torch 2.13) may settle a size without a hint for good, caches the code, and asks for no guard
-        is_safe = callable(self.backend) or self.backend in RUN_AS_TRACED
+        is_safe = callable(self.backend) or dynamo.runs_as_traced(self.backend)
         self._may_unback = is_safe and self._plain.shapes == DynamicShapesType.BACKED_SIZE_OBLIVIOUS
         self._layouts = Layouts()
         self._made_by: set[Remedies] = set()
         self._spoilt: set[Remedies] = set()
         self._proved: set[tuple[torch.Size, ...]] = set()
-        self._proves = not callable(self.backend) and self.backend not in RUN_AS_TRACED
+        self._proves = not callable(self.backend) and not dynamo.runs_as_traced(self.backend)
         self.distrusts_sizes = False
         """The backend is not told that 1 is a size like any other: a graph that was told so differed from eager."""
         self.settled = False
@@ -171,28 +173,29 @@ class Region:
         """Return the compiled callable of one range or fixed size; each has graphs of its own."""
         with self.lock:
             if key not in self._calls:
-                self._calls[key] = dynamo.compile_region(self)
+                is_fixed = isinstance(key, tuple)
+                self._calls[key] = dynamo.compile_region(self, disable=bool(self.why_static) and not is_fixed)
             return self._calls[key]
 
-    def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any] | None, dict[str, int]]:
-        """Return the callable for these sizes, None for eager, and argument -> dim that is fixed.
+    def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, int], str]:
+        """Return the callable for these sizes, argument -> dim that is fixed, and why the callable is an eager one.
 
         Raises:
             CompileRangeError: the size lies outside every range, and `out_of_range` says "error".
         """
         if not self.ranged:
-            return self.call, {}
+            return self.call, {}, self.why_static
         tensors = leaf_tensors(self.plan.arguments, args, kwargs)
         for (name, dim), sizes in self._sizes.items():
             tensor = tensors.get(name)
             if tensor is not None and -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] in sizes:
-                return self.call_for((name, dim, tensor.shape[dim])), {name: dim % tensor.dim()}
+                return self.call_for((name, dim, tensor.shape[dim])), {name: dim % tensor.dim()}, ""
         name, size = next(((n, t.shape[0]) for n, t in tensors.items() if t.dim()), ("", 1))
         found = next((each for each in self.config.compile_ranges if size in each), None)
         if found is not None:
-            return self.call_for(found), {}
+            return self.call_for(found), {}, self.why_static
         if self.config.out_of_range == "eager":
-            return None, {}
+            return eager_call, {}, "a size outside the compile ranges (out_of_range='eager')"
         ranges = ", ".join(map(str, self.config.compile_ranges))
         raise CompileRangeError(
             f"{self.name}: dim 0 of {name} is {size}, outside the compile ranges {ranges}; widen compile_ranges, "
@@ -273,6 +276,9 @@ class Region:
 
     def _convert(self, tensors: Mapping[str, torch.Tensor], convert: Callable[[], Any]) -> Any:
         """Trace as planned; where that fails or gives a graph for few sizes only, try the remedies that may help."""
+        if self.why_static:
+            with dynamo.static_shapes():
+                return convert()
         plain = self._plain
         tried: dict[Remedies, frozenset[tuple[str, int]] | Exception] = {}
         for remedies in self._remedies(plain, tensors, tried):
@@ -382,6 +388,8 @@ class Region:
 
     def judge(self, graph_module: torch.fx.GraphModule) -> None:
         """Refuse a graph that serves few sizes, while there are other ways to try."""
+        if self.why_static:
+            return
         restricted = dynamo.restrictions(graph_module, self._name_of_input, self._local.batch)
         if not self.plan.asks_is_tracing:  # then another size is fixed by a weight, which no remedy changes
             restricted &= self._local.batch
@@ -530,10 +538,10 @@ class Region:
         """Run a call through its graph; everything that stands around it was done."""
         for name in self.dropped:
             kwargs.pop(name, None)
-        call, self._local.static = self.pick(args, kwargs)
-        if call is None:
-            self.note_eager("a size outside the compile ranges (out_of_range='eager')")
-            return type(module).forward(module, *args, **kwargs)
+        call, self._local.static, why_eager = self.pick(args, kwargs)
+        if why_eager:
+            self.note_eager(why_eager)
+            return call(module, args, kwargs)
         given = kwargs
         if self.precompute:
             given = {**kwargs, **self._precomputed(args, kwargs)}
@@ -553,8 +561,7 @@ class Region:
                 except _TryAgain:
                     time.sleep(INSTALLED_AFTER_SECONDS / 50)
                 except _NotDense:  # a list that nobody reads, or inputs to be laid out in another way
-                    again, self._local.static = self.pick(args, kwargs)
-                    call = again or call
+                    call, self._local.static, _ = self.pick(args, kwargs)
                     given = {name: value for name, value in given.items() if name not in self.dropped}
                     copies = Copies()
                     dense_args, dense_kwargs = self._laid_out(args, given, copies)
@@ -592,7 +599,7 @@ class Region:
     def _is_to_prove(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether this call is to be compared with eager: the first sizes, when a graph has or may get no hint."""
         may_lack_hint = self._may_unback or self._plain.shapes == DynamicShapesType.UNBACKED
-        if self.settled or self.backend in RUN_AS_TRACED or not may_lack_hint:
+        if self.settled or not may_lack_hint or dynamo.runs_as_traced(self.backend):
             return False
         sizes = tuple(tensor.shape for tensor in leaf_tensors(self.plan.arguments, args, kwargs).values())
         is_new = sizes not in self._proved
@@ -719,6 +726,11 @@ class _Check:
         for original, copy in zip(pytree.tree_leaves(self.given), pytree.tree_leaves(self.copies), strict=True):
             if isinstance(original, torch.Tensor) and was_written(copy, original):
                 original.copy_(copy)
+
+
+def eager_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the module's own forward."""
+    return type(module).forward(module, *args, **kwargs)
 
 
 def bind(region: Region, module: nn.Module) -> Callable[..., Any]:

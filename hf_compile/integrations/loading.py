@@ -22,7 +22,7 @@ from ..api import plan_model
 from ..config import CompilationConfig, CompilationMode, Switch, resolve_switch
 from ..encoders import find_encoders
 from ..errors import ConfigurationError, EncoderNotFoundError, HfCompileError, UnsupportedModelError
-from ..platforms import resolve_backend
+from ..platforms import check_backend
 from ..report import StatusReport, report
 from .transformers import KEYWORDS
 
@@ -202,7 +202,7 @@ def _checked_switch(compile_mm_encoder: bool | None, compilation_config: Config)
     switch = resolve_switch(compile_mm_encoder, compilation_config)
     if switch.enabled:
         for config in (switch.config, *map(switch.config.for_encoder, switch.config.encoders)):
-            resolve_backend(config)
+            check_backend(config)
     return switch
 
 
