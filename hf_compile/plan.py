@@ -20,7 +20,7 @@ from .functions import SAMPLING, FunctionPatch, Target, families_of, find_target
 from .inputs import make_inputs, observe_ranks
 from .patching import FamilyPatch, find_function_patches, find_patches
 from .platforms import Platform, current_platform, resolve_backend
-from .regions import RegionGroup, choose_regions, names_in_code, reads_attribute, reads_cu_seqlens
+from .regions import RegionGroup, asks_for_flash, choose_regions, names_in_code, reads_attribute, reads_cu_seqlens
 from .signature import InputVerdict, read_arguments
 
 logger = logging.get_logger("transformers.hf_compile")
@@ -160,7 +160,7 @@ def make_plan(
         granularity, reason, groups = choose_regions(info.module, own)
         if not groups:
             raise UnsupportedModelError(f"{info.path or type(info.module).__name__}: nothing to compile; {reason}")
-        regions = tuple(_plan_region(group, own) for group in groups)
+        regions = tuple(_plan_region(group, own, info.module) for group in groups)
         platform = current_platform(info.module)
         backend = resolve_backend(own, platform)
         _check_toolchain(platform, backend, own)
@@ -202,7 +202,7 @@ def _may_keep_masks(encoder: nn.Module) -> bool:
     return not is_causal and any(reads_attribute(encoder, name) for name in MASK_MAKERS)
 
 
-def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
+def _plan_region(group: RegionGroup, config: CompilationConfig, encoder: nn.Module) -> RegionPlan:
     module = next(iter(group.modules.values()))
     hints = read_arguments(module)
     mark = find_mark(type(module))
@@ -229,7 +229,7 @@ def _plan_region(group: RegionGroup, config: CompilationConfig) -> RegionPlan:
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
     for child in module.modules():
         implementation = getattr(getattr(child, "config", None), "_attn_implementation", implementation)
-    packed = reads_cu_seqlens(module)
+    packed = reads_cu_seqlens(module) and asks_for_flash(encoder)
     return RegionPlan(
         class_name=group.class_name,
         modules=dict(group.modules),
@@ -312,7 +312,7 @@ def plan_function(
     forward.__module__ = getattr(inspect.unwrap(function), "__module__", __name__)
     cls = type(patch.name, (nn.Module,), {"forward": forward, "__module__": forward.__module__})
     module: nn.Module = cls().eval()
-    return _plan_region(RegionGroup(patch.name, {"": module}, "block"), encoder.config), module
+    return _plan_region(RegionGroup(patch.name, {"": module}, "block"), encoder.config, module), module
 
 
 def _argument_names(module: nn.Module) -> list[list[str]]:

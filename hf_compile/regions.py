@@ -19,7 +19,7 @@ from torch import nn
 from .config import CompilationConfig
 from .decorators import find_mark
 
-__all__ = ["RegionGroup", "choose_regions", "names_in_code", "reads_attribute", "reads_cu_seqlens"]
+__all__ = ["RegionGroup", "asks_for_flash", "choose_regions", "names_in_code", "reads_attribute", "reads_cu_seqlens"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,26 @@ def choose_regions(encoder: nn.Module, config: CompilationConfig) -> tuple[str, 
 def reads_cu_seqlens(module: nn.Module) -> bool:
     """Say whether a module attends within packed segments, by the `cu_seqlens` in its code."""
     return any("cu_seqlens" in code.co_varnames for child in module.modules() for code in _codes(type(child)))
+
+
+def asks_for_flash(encoder: nn.Module) -> bool:
+    """Say whether code that an encoder's forward reaches asks for flash attention, which takes segments as they are.
+
+    Code that does not ask attends across segments, or has a mask for them: an operator for segments is not its eager.
+    """
+    for cls in {type(module) for module in encoder.modules()}:
+        codes = {code.co_name: code for code in _codes(cls)}
+        reached, waiting = set[str](), ["forward"]
+        while waiting:
+            code = codes.get(waiting.pop())
+            if code is None or code.co_name in reached:
+                continue
+            reached.add(code.co_name)
+            waiting += code.co_names
+            words = {const for const in code.co_consts if isinstance(const, str) and " " not in const}  # no docstring
+            if any("flash" in word for word in words | {*code.co_names}):
+                return True
+    return False
 
 
 def reads_attribute(module: nn.Module, name: str) -> bool:
