@@ -14,6 +14,7 @@ import torch.fx.experimental._config as fx_config
 import torch.nn.functional as F
 from torch import nn
 
+import hf_compile
 from hf_compile import attention
 from hf_compile.attention import (
     ATTENTION_NAME,
@@ -733,6 +734,35 @@ def test_encoders_give_the_same_numbers_as_with_sdpa(registered, family):
     assert calls == {"sdpa": 0, ATTENTION_NAME: 2}
     first = {name: out if isinstance(out, torch.Tensor) else out[0] for name, out in outs.items()}
     assert relative(first[ATTENTION_NAME], first["sdpa"]) <= 2e-6
+
+
+def qwen3_omni_audio():
+    from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
+
+    config = modeling.Qwen3OmniMoeAudioEncoderConfig(
+        d_model=32,
+        encoder_layers=2,
+        encoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        num_mel_bins=16,
+        n_window=50,  # the code knows no other
+        n_window_infer=200,
+        downsample_hidden_size=8,
+        output_dim=16,
+    )
+    return modeling.Qwen3OmniMoeAudioEncoder(config).eval()
+
+
+@pytest.mark.smoke
+def test_segments_are_only_what_the_eager_code_takes_for_segments():
+    """Of some releases the audio encoder computes borders, and attends across them unless flash attention is chosen."""
+    encoder = qwen3_omni_audio()
+    calls = [(torch.randn(16, sum(lengths)), torch.tensor(lengths)) for lengths in ([60], [70, 416, 233], [428, 80])]
+    with torch.no_grad():
+        want = [encoder(sound, feature_lens=lengths).last_hidden_state for sound, lengths in calls]
+        hf_compile.compile_mm_encoder(encoder, compilation_config={"backend": "eager"})
+        got = [encoder(sound, feature_lens=lengths).last_hidden_state for sound, lengths in calls]
+    assert all(map(torch.equal, got, want))
 
 
 def test_importing_it_is_light():
