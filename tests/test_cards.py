@@ -43,6 +43,7 @@ def measured(name, cls, regions, outcome="one_graph", *, late=0, difference=0.0,
         "granularity": "block",
         "granularity_reason": "2 layers repeat",
         "coverage": 0.9947,
+        "coverage_at_full_size": 0.97,
         "outside": ["norm", "layers.0.scale", "layers.1.scale"],
         "regions": regions,
         "undone": True,
@@ -85,7 +86,14 @@ CENSUS = {
             "owl", "owl.OwlModel", [region("Pad", graphs=0, state="eager", reason=EAGER, eager_calls=8)], "eager"
         ),
         measured(
-            "vq", "vq.VQModel", REGIONS, class_name="VQEncoder", difference=8e-7, coverage=0.39, patches=["vq: *why*"]
+            "vq",
+            "vq.VQModel",
+            REGIONS,
+            class_name="VQEncoder",
+            difference=8e-7,
+            coverage=0.39,
+            coverage_at_full_size=None,
+            patches=["vq: *why*"],
         ),
         measured("bad", "bad.BadModel", [region("Layer")], "wrong", difference=0.5),
         {"name": "late", "class": "late.LateModel", "outcome": "refused", "error": "no layer"},
@@ -203,7 +211,8 @@ def test_a_compiled_encoder(cards):
     assert "from transformers import LlavaForConditionalGeneration" in text
     assert "- `model.vision_tower`: image; found because get_encoder('image')." in text
     assert "- Compiled in blocks: 2 layers repeat in the tiny model." in text
-    assert "- 99.5 % of the tiny model's parameters lie inside regions; outside: `norm`, `layers.*.scale`." in text
+    inside = "97 % of the parameters at the size of the default config, 99.5 % of the tiny model's parameters"
+    assert f"- Inside regions lie {inside}; outside: `norm`, `layers.*.scale`. A single layer or table gains" in text
     assert "### Remedies\n\n- `Layer`: dim 0 of size 1 stays fixed" in text
     assert "`clip[interp]`: any size." in text
     assert "hf-compile census clip 'clip[interp]'" in text
@@ -291,12 +300,12 @@ def test_the_index_has_a_row_for_each_model_and_totals(cards):
         f"[{name}]({name}.md)" for name in ("bad", "dead", "late", "llava", "new", "owl-2", "twin", "two", "vq")
     ]
     graphs = "compiled, one graph each (1 of 2 cases otherwise)"
-    assert rows["[llava](llava.md)"] == ["`CLIPVisionModel`", "image", "blocks", "2", "2", graphs, "0"]
+    assert rows["[llava](llava.md)"] == ["`CLIPVisionModel`", "image", "blocks", "2", "2", "97 %", graphs, "0"]
     assert rows["[two](two.md)"] == [
-        *("`CLIPVisionModel`<br>`EarModel`", "image<br>audio", "blocks<br>blocks", "2<br>1", "2<br>2"),
+        *("`CLIPVisionModel`<br>`EarModel`", "image<br>audio", "blocks<br>blocks", "2<br>1", "2<br>2", "97 %<br>97 %"),
         *(f"{graphs}<br>compiled, more than one graph", "0<br>0"),
     ]
-    assert rows["[new](new.md)"][5] == "not measured"
+    assert rows["[new](new.md)"][6] == "not measured"
     assert "- 11 model types take media and text: 9 with an encoder of their own, 1 without, 1 not built." in text
     assert "## No separable encoder\n\n- `fuyu`: FuyuForCausalLM has no separable encoder" in text
     assert "## Not built\n\n- `timm`: TimmModel cannot be built: ImportError" in text
