@@ -755,7 +755,7 @@ def qwen3_omni_audio():
 
 @pytest.mark.smoke
 def test_segments_are_only_what_the_eager_code_takes_for_segments():
-    """Of some releases the audio encoder computes borders, and attends across them unless flash attention is chosen."""
+    """In some releases the audio encoder computes borders, and attends across them unless flash attention is on."""
     encoder = qwen3_omni_audio()
     calls = [(torch.randn(16, sum(lengths)), torch.tensor(lengths)) for lengths in ([60], [70, 416, 233], [428, 80])]
     with torch.no_grad():
